@@ -1,0 +1,1 @@
+"""Frontiers, statistics and the choice, over the store."""

@@ -1,0 +1,43 @@
+"""`kvfrontier`: one module a command, found by file name and imported when it is called."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from importlib import import_module
+
+import click
+
+from kvfrontier import __version__
+from kvfrontier.errors import KVFrontierError
+
+
+class Commands(click.Group):
+    """Lists the modules of this package; each holds a click command called `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_"))
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(ctx):
+            return None
+        return import_module(f"{__name__}.{name}").command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def kvfrontier() -> None:
+    """Which KV-cache strategy, at which budget, on your models and your devices?
+
+    A campaign file (config/campaigns/NAME.yaml) says what to measure; `snakemake --profile profiles/local` measures
+    it; these commands plan, ask and explain. CAMPAIGN is a name under config/campaigns or a path to a YAML file.
+    """
+
+
+def main() -> None:
+    """Entry point: user errors are printed without a traceback, exit code 2."""
+    try:
+        kvfrontier(standalone_mode=True)
+    except KVFrontierError as error:
+        click.echo(f"kvfrontier: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""Formulas of bytes and time, from a model and a device."""

@@ -1,0 +1,116 @@
+"""What an engine promises. The engine knows nothing of tokenizers' text, stores or campaigns: token ids in, numbers out.
+
+Three levels: an `Engine` is configuration (validated when the plan is made, no torch), a `Session` is a loaded model,
+`Sequences` are a batch that decodes over one KV cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvfrontier.parameters import settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvfrontier.plan.device import Device
+    from kvfrontier.plan.model import Model, ModelSpec
+    from kvfrontier.strategies.base import Strategy
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass
+class Generation:
+    """What one batch of requests did. Times are seconds since the submission of the batch, host clock, device synchronized.
+
+    tokens: one list of output ids a request; token_times_s: the time of each of them.
+    memory: `(metric, phase, bytes)` readings, metric a name in `metrics.py`, phase one of PHASES.
+    """
+
+    tokens: list[list[int]]
+    token_times_s: list[list[float]]
+    memory: list[tuple[str, str, float]] = field(default_factory=list)
+    kept_tokens: list[list[float]] = field(default_factory=list)  # [layer][kv_head], mean over the batch
+    seen_tokens: float = 0.0  # mean over the batch: prompt + decoded tokens that entered the cache
+
+
+class Sequences(ABC):
+    """A batch of token sequences over one KV cache managed by one strategy. Rows may differ in length."""
+
+    @abstractmethod
+    def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0) -> Tensor:
+        """Read the prompts, compress as the strategy says; logits [batch, vocab] after each row's last token.
+
+        reserve_tokens: how many tokens will be decoded or extended later (sizes the cache; growing is allowed, slow).
+        """
+
+    @abstractmethod
+    def extend(self, tokens: Sequence[Sequence[int]], all_logits: bool = False) -> Tensor | list[Tensor]:
+        """Append several tokens a row (next chat turn, a question) and compress again.
+
+        Logits [batch, vocab] after the last token, or with `all_logits` one [tokens, vocab] tensor a row.
+        """
+
+    @abstractmethod
+    def decode(self, tokens: Tensor | Sequence[int]) -> Tensor:
+        """Append one token a row ([batch]); logits [batch, vocab]. A decode step in the strategy's sense."""
+
+    @abstractmethod
+    def fork(self) -> Sequences:
+        """An independent copy: what is done to it never changes this one."""
+
+    @abstractmethod
+    def kept_positions(self) -> list[Tensor]:
+        """Per layer, original positions of the kept tokens [batch, kv_heads, slots], ascending, -1 in unused slots."""
+
+    @abstractmethod
+    def bytes_by_metric(self) -> dict[str, int]:
+        """Exact tensor bytes now: `kv_device_bytes`, `kv_host_bytes`, `kv_aux_bytes`, `kv_reserved_bytes`."""
+
+    @property
+    @abstractmethod
+    def seen_tokens(self) -> list[int]:
+        """Tokens read so far, a row: the logical lengths."""
+
+
+class Session(ABC):
+    """A loaded model on a device. `memo` lets a workload keep what several cells need (a full cache's logits)."""
+
+    spec: ModelSpec
+    tokenizer: Any  # a transformers tokenizer, or None (simulator)
+    memo: dict[Any, Any]
+
+    @abstractmethod
+    def open(self, strategy: Strategy) -> Sequences:
+        """An empty batch under `strategy`. Raises Unsupported where the engine offers no single steps."""
+
+    @abstractmethod
+    def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
+        """Prefill `prompts` and produce exactly `output_tokens` greedy tokens for each (end-of-text is ignored)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the model and its memory."""
+
+
+@settings
+class Engine(ABC):
+    """Settings of an engine; subclasses are plugins and add fields."""
+
+    name: ClassVar[str]
+    offers: ClassVar[frozenset[str]] = frozenset()
+    """Of `steps` (Sequences), `logits`, `kept_positions`, `text` (a tokenizer): what workloads may need."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Distributions whose versions change the numbers."""
+    source: ClassVar[Literal["measured", "model"]] = "measured"
+
+    def check(self, strategy: Strategy, spec: ModelSpec) -> None:
+        """Raise Unsupported for what this engine cannot do; called when the plan is made."""
+
+    @abstractmethod
+    def load(self, model: Model, device: Device) -> Session:
+        """Load a model (`kvfrontier.plan.model.Model`) on a device (`kvfrontier.plan.device.Device`)."""

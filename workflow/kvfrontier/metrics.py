@@ -1,0 +1,92 @@
+"""Every metric: name, unit, direction, one line of meaning. Adding one is a constant here and a `yield` where it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`kind`: `value` (mean, t-interval over repeats, requests or items) or `proportion` (0/1 items, Wilson interval)."""
+
+    name: str
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    meaning: str
+    kind: Literal["value", "proportion"] = "value"
+
+
+class Measurement(NamedTuple):
+    """One raw value. `phase`, `repeat`, `request`, `turn`, `layer`, `head` say where it was taken; None: not applicable."""
+
+    metric: str
+    value: float
+    phase: str = ""
+    repeat: int | None = None
+    request: int | None = None
+    turn: int | None = None
+    layer: int | None = None
+    head: int | None = None
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def _metric(name: str, unit: str, better: str, meaning: str, kind: str = "value") -> str:
+    METRICS[name] = Metric(name, unit, better, meaning, kind)
+    return name
+
+
+TTFT_S = _metric("ttft_s", "s", "lower", "Submission of a request to its first output token")
+TPOT_S = _metric("tpot_s", "s", "lower", "Mean time per output token after the first, per request")
+E2E_LATENCY_S = _metric("e2e_latency_s", "s", "lower", "Submission of the batch to its last output token")
+PREFILL_S = _metric("prefill_s", "s", "lower", "Time of the prefill of the whole batch")
+DECODE_S = _metric("decode_s", "s", "lower", "First to last output token of the batch")
+OUTPUT_TOKENS_PER_S = _metric(
+    "output_tokens_per_s", "tokens/s", "higher", "Output tokens of the batch / end-to-end time"
+)
+DECODE_TOKENS_PER_S = _metric(
+    "decode_tokens_per_s", "tokens/s", "higher", "Output tokens after the first / decode time"
+)
+OUTPUT_TOKENS_PER_S_PER_GB = _metric(
+    "output_tokens_per_s_per_gb", "tokens/s/GB", "higher", "output_tokens_per_s / peak KV bytes in GB (10^9), all tiers"
+)
+OUTPUT_TOKENS = _metric("output_tokens", "tokens", "neither", "Output tokens actually produced per request")
+CONTEXT_TOKENS = _metric("context_tokens", "tokens", "neither", "Prompt tokens actually given per request")
+
+KV_DEVICE_BYTES = _metric("kv_device_bytes", "B", "lower", "Bytes of kept keys and values on the compute device")
+KV_HOST_BYTES = _metric("kv_host_bytes", "B", "lower", "Bytes of keys and values held in host memory for fetching")
+KV_AUX_BYTES = _metric("kv_aux_bytes", "B", "lower", "Bytes a strategy keeps beside keys and values: scores, positions")
+KV_RESERVED_BYTES = _metric("kv_reserved_bytes", "B", "lower", "Bytes of the allocated KV tensors, used or not")
+KV_FORMULA_BYTES = _metric("kv_formula_bytes", "B", "neither", "Bytes the strategy's own formula predicts to keep")
+KV_FULL_BYTES = _metric("kv_full_bytes", "B", "neither", "Bytes a full cache of the same tokens would keep")
+PROCESS_PEAK_BYTES = _metric("process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase")
+ALLOCATOR_PEAK_BYTES = _metric("allocator_peak_bytes", "B", "lower", "Peak of the device allocator in that phase")
+DEVICE_USED_BYTES = _metric("device_used_bytes", "B", "lower", "Memory in use on the whole device after that phase")
+
+KEPT_TOKENS = _metric("kept_tokens", "tokens", "lower", "Tokens kept by one layer's KV head, mean over the batch")
+ACHIEVED_BUDGET = _metric("achieved_budget", "share", "lower", "Kept tokens / tokens seen, mean over layers and heads")
+
+KL_DIVERGENCE = _metric("kl_divergence", "nat", "lower", "KL(full cache || strategy) of next-token distributions")
+TOP1_AGREEMENT = _metric(
+    "top1_agreement", "share", "higher", "Next-token argmax equals the full cache's", kind="proportion"
+)
+NLL = _metric("nll", "nat", "lower", "Negative log-likelihood of the true next token under the strategy")
+
+RETENTION_CORRECT = _metric(
+    "retention_correct", "share", "higher", "Forced choice names the fact among the alternatives", kind="proportion"
+)
+RETENTION_MARGIN = _metric(
+    "retention_margin", "nat", "higher", "Log-probability of the fact minus that of the best alternative"
+)
+RETENTION_CONTAINED = _metric(
+    "retention_contained", "share", "higher", "Free-text answer contains the fact", kind="proportion"
+)
+FACT_SURVIVAL = _metric("fact_survival", "share", "higher", "Share of the fact's tokens in the kept set")
+CONTROL_NO_CONTEXT = _metric(
+    "control_no_context", "share", "neither", "Forced choice correct with the question alone: chance", kind="proportion"
+)
+CONTROL_RECENT_ONLY = _metric(
+    "control_recent_only", "share", "neither", "Forced choice correct from the last tokens alone", kind="proportion"
+)

@@ -1,0 +1,1 @@
+"""Loading models: safetensors only, remote code off unless the entry says so."""

@@ -1,0 +1,1 @@
+"""Running cells: one row each, whatever happens."""
