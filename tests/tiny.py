@@ -1,0 +1,39 @@
+"""Tiny random decoder models, built in memory: no hub, no files, milliseconds a forward pass."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+
+def tiny_llama(
+    layers: int = 2,
+    q_heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    hidden: int = 48,
+    vocab: int = 97,
+    max_positions: int = 2048,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A float32 Llama whose head_dim differs from hidden / q_heads. kv_heads = q_heads is MHA, 1 is MQA."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        num_attention_heads=q_heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        vocab_size=vocab,
+        max_position_embeddings=max_positions,
+        initializer_range=0.3,  # large enough that attention is peaked and mistakes show
+        tie_word_embeddings=False,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def random_prompts(lengths: list[int], vocab: int = 97, seed: int = 0) -> list[list[int]]:
+    """Prompts of the given lengths, token ids in [3, vocab)."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in lengths]
