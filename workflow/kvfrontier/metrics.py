@@ -1,4 +1,7 @@
-"""Every metric: name, unit, direction, one line of meaning. Adding one is a constant here and a `yield` where it is known."""
+"""Every metric: name, unit, direction, one line of meaning.
+
+Adding one is a constant here and a `yield` where it is known.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,21 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Metric:
-    """`kind`: `value` (mean, t-interval over repeats, requests or items) or `proportion` (0/1 items, Wilson interval)."""
+    """`kind`: `value` (mean, t-interval over repeats, requests or items) or `proportion` (0/1 items, Wilson interval).
+
+    `role`: a `quality` metric is set against each `cost` metric in the frontiers; KV bytes are always a cost.
+    """
 
     name: str
     unit: str
     better: Literal["lower", "higher", "neither"]
     meaning: str
     kind: Literal["value", "proportion"] = "value"
+    role: Literal["", "quality", "cost"] = ""
 
 
 class Measurement(NamedTuple):
-    """One raw value. `phase`, `repeat`, `request`, `turn`, `layer`, `head` say where it was taken; None: not applicable."""
+    """One raw value; `phase`, `repeat`, `request`, `turn`, `layer`, `head` say where it was taken (None: not given)."""
 
     metric: str
     value: float
@@ -33,24 +40,28 @@ class Measurement(NamedTuple):
 METRICS: dict[str, Metric] = {}
 
 
-def _metric(name: str, unit: str, better: str, meaning: str, kind: str = "value") -> str:
-    METRICS[name] = Metric(name, unit, better, meaning, kind)
+def _metric(name: str, unit: str, better: str, meaning: str, kind: str = "value", role: str = "") -> str:
+    METRICS[name] = Metric(name, unit, better, meaning, kind, role)
     return name
 
 
-TTFT_S = _metric("ttft_s", "s", "lower", "Submission of a request to its first output token")
-TPOT_S = _metric("tpot_s", "s", "lower", "Mean time per output token after the first, per request")
+TTFT_S = _metric("ttft_s", "s", "lower", "Submission of a request to its first output token", role="cost")
+TPOT_S = _metric("tpot_s", "s", "lower", "Mean time per output token after the first, per request", role="cost")
 E2E_LATENCY_S = _metric("e2e_latency_s", "s", "lower", "Submission of the batch to its last output token")
 PREFILL_S = _metric("prefill_s", "s", "lower", "Time of the prefill of the whole batch")
 DECODE_S = _metric("decode_s", "s", "lower", "First to last output token of the batch")
 OUTPUT_TOKENS_PER_S = _metric(
-    "output_tokens_per_s", "tokens/s", "higher", "Output tokens of the batch / end-to-end time"
+    "output_tokens_per_s", "tokens/s", "higher", "Output tokens of the batch / end-to-end time", role="cost"
 )
 DECODE_TOKENS_PER_S = _metric(
-    "decode_tokens_per_s", "tokens/s", "higher", "Output tokens after the first / decode time"
+    "decode_tokens_per_s", "tokens/s", "higher", "Output tokens after the first / decode time", role="cost"
 )
 OUTPUT_TOKENS_PER_S_PER_GB = _metric(
-    "output_tokens_per_s_per_gb", "tokens/s/GB", "higher", "output_tokens_per_s / peak KV bytes in GB (10^9), all tiers"
+    "output_tokens_per_s_per_gb",
+    "tokens/s/GB",
+    "higher",
+    "output_tokens_per_s / peak KV bytes in GB (10^9), all tiers",
+    role="cost",
 )
 OUTPUT_TOKENS = _metric("output_tokens", "tokens", "neither", "Output tokens actually produced per request")
 CONTEXT_TOKENS = _metric("context_tokens", "tokens", "neither", "Prompt tokens actually given per request")
@@ -68,20 +79,31 @@ DEVICE_USED_BYTES = _metric("device_used_bytes", "B", "lower", "Memory in use on
 KEPT_TOKENS = _metric("kept_tokens", "tokens", "lower", "Tokens kept by one layer's KV head, mean over the batch")
 ACHIEVED_BUDGET = _metric("achieved_budget", "share", "lower", "Kept tokens / tokens seen, mean over layers and heads")
 
-KL_DIVERGENCE = _metric("kl_divergence", "nat", "lower", "KL(full cache || strategy) of next-token distributions")
+KL_DIVERGENCE = _metric(
+    "kl_divergence", "nat", "lower", "KL(full cache || strategy) of next-token distributions", role="quality"
+)
 TOP1_AGREEMENT = _metric(
-    "top1_agreement", "share", "higher", "Next-token argmax equals the full cache's", kind="proportion"
+    "top1_agreement", "share", "higher", "Next-token argmax equals the full cache's", kind="proportion", role="quality"
 )
 NLL = _metric("nll", "nat", "lower", "Negative log-likelihood of the true next token under the strategy")
 
 RETENTION_CORRECT = _metric(
-    "retention_correct", "share", "higher", "Forced choice names the fact among the alternatives", kind="proportion"
+    "retention_correct",
+    "share",
+    "higher",
+    "Forced choice names the fact among the alternatives",
+    kind="proportion",
+    role="quality",
 )
 RETENTION_MARGIN = _metric(
-    "retention_margin", "nat", "higher", "Log-probability of the fact minus that of the best alternative"
+    "retention_margin",
+    "nat",
+    "higher",
+    "Log-probability of the fact minus that of the best alternative",
+    role="quality",
 )
 RETENTION_CONTAINED = _metric(
-    "retention_contained", "share", "higher", "Free-text answer contains the fact", kind="proportion"
+    "retention_contained", "share", "higher", "Free-text answer contains the fact", kind="proportion", role="quality"
 )
 FACT_SURVIVAL = _metric("fact_survival", "share", "higher", "Share of the fact's tokens in the kept set")
 CONTROL_NO_CONTEXT = _metric(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 T = TypeVar("T")
@@ -31,7 +31,8 @@ def _read_budget(value: object) -> float | int:
     raise ValueError("a share in (0, 1] or a token count of 2 or more")
 
 
-Budget = Annotated[float | int, BeforeValidator(_read_budget)]
+_BUDGET_SCHEMA = {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"type": "integer", "minimum": 2}]}
+Budget = Annotated[float | int, BeforeValidator(_read_budget), WithJsonSchema(_BUDGET_SCHEMA)]
 """Retained (or fetched) share of the KV cache in (0, 1], or a token count (2 or more) per KV head."""
 
 Share = Annotated[float, Field(ge=0, le=1)]

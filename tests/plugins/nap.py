@@ -1,0 +1,59 @@
+"""A workload for tests of the running: sleeps, then ends as it is told, and notes each start in $KVFRONTIER_NAPS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvfrontier.metrics import TTFT_S, Measurement
+from kvfrontier.workloads import workload
+from kvfrontier.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from kvfrontier.engines.base import Session
+    from kvfrontier.strategies.base import Strategy
+
+
+@workload("nap")
+class Nap(Workload):
+    """`ending`: ok, error, oom, nan, negative, die, or once (the worker dies the first time only)."""
+
+    seconds: float = 0.0
+    ending: str = "ok"
+    batch_size: int = 1
+
+    def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
+        notes = Path(os.environ["KVFRONTIER_NAPS"])
+        note = f"{self.ending} {self.batch_size} {seed}"
+        has_run = notes.exists() and note in notes.read_text().splitlines()
+        with notes.open("a") as file:
+            file.write(f"{note}\n")
+        time.sleep(self.seconds)
+        yield Measurement(TTFT_S, 1.0 + seed)
+        yield from ENDINGS[self.ending](has_run)
+
+
+def _raise(error: Exception) -> Iterator[Measurement]:
+    raise error
+    yield
+
+
+def _die(is_spared: bool) -> Iterator[Measurement]:
+    if not is_spared:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield from ()
+
+
+ENDINGS = {
+    "ok": lambda has_run: iter(()),
+    "error": lambda has_run: _raise(ValueError("no such luck")),
+    "oom": lambda has_run: _raise(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes")),
+    "nan": lambda has_run: iter([Measurement(TTFT_S, float("nan"))]),
+    "negative": lambda has_run: iter([Measurement(TTFT_S, -1.0)]),
+    "die": lambda has_run: _die(is_spared=False),
+    "once": _die,
+}

@@ -1,0 +1,103 @@
+"""Whatever the settings, the row lengths and the order of turns: what is kept is legal and what must stay, stays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvfrontier.engines._torch_session import TorchSession
+from kvfrontier.registry import STRATEGIES
+from tiny import random_prompts, tiny_llama
+
+MODEL = tiny_llama(layers=1, head_dim=8, hidden=16)
+BUDGETS = st.one_of(st.floats(0.05, 1.0), st.integers(8, 60))
+
+h2o = st.builds(
+    STRATEGIES.get("h2o"),
+    budget=BUDGETS,
+    budget_ref=st.sampled_from(["prompt", "total"]),
+    recent_share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    sinks=st.integers(0, 4),
+    decode_evict=st.sampled_from(["every", "off", "interval"]),
+    evict_interval=st.integers(1, 5),
+    score_norm=st.sampled_from(["sum", "mean_rows"]),
+)
+heavy = st.builds(STRATEGIES.get("h2o"), heavy_ratio=st.floats(0.05, 0.5))
+streaming = st.builds(
+    STRATEGIES.get("streaming_llm"),
+    budget=BUDGETS,
+    budget_ref=st.sampled_from(["prompt", "total"]),
+    num_sinks=st.integers(0, 4),
+    positions=st.sampled_from(["original", "rolled"]),
+)
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=3)
+
+
+def kept_sets(sequences):
+    """[(row, kept positions of one head)] of every head."""
+    return [
+        (row, [position for position in head if position >= 0])
+        for layer in sequences.kept_positions()
+        for row, heads in enumerate(layer.tolist())
+        for head in heads
+    ]
+
+
+def assert_legal(sequences, strategy):
+    cache = sequences.cache
+    for row, kept in kept_sets(sequences):
+        seen = sequences.seen_tokens[row]
+        assert kept == sorted(set(kept)) and kept[0] >= 0 and kept[-1] == seen - 1
+        read = seen if strategy.budget_ref == "total" else cache.read_tokens[row]
+        sinks = strategy.sink_tokens()
+        assert kept[: min(sinks, seen)] == list(range(min(sinks, seen)))
+        recent = min(strategy.recent_tokens(strategy.token_budget(read)), seen, len(kept))
+        assert kept[-recent:] == list(range(seen - recent, seen)) if recent else True
+        # The decode steps since the last reading are in `seen` already where the budget refers to all tokens.
+        before = seen - cache.decoded_tokens
+        assert len(kept) <= strategy.kept_tokens(before, cache.decoded_tokens)
+
+
+@settings(max_examples=120, deadline=None)
+@given(strategy=st.one_of(h2o, heavy, streaming), rows=lengths, steps=st.integers(0, 12))
+def test_one_turn_keeps_exactly_what_the_formula_says(strategy, rows, steps):
+    sequences = TorchSession(MODEL).open(strategy)
+    sequences.prefill(random_prompts(rows), reserve_tokens=steps)
+    capacity = sequences.cache.layers[0].capacity
+    for step in range(steps + 1):
+        assert_legal(sequences, strategy)
+        for row, kept in kept_sets(sequences):
+            assert len(kept) == strategy.kept_tokens(rows[row], step)
+        if step < steps:
+            sequences.decode([3 + step] * len(rows))
+    assert sequences.cache.layers[0].capacity == capacity, "decoding within the reservation never allocates"
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    strategy=st.one_of(h2o, streaming),
+    rows=lengths,
+    turns=st.lists(st.tuples(st.booleans(), st.integers(1, 12), st.integers(0, 99)), max_size=5),
+)
+def test_many_turns_keep_legal_sets(strategy, rows, turns):
+    sequences = TorchSession(MODEL, prefill="chunked", chunk_tokens=9).open(strategy)
+    sequences.prefill(random_prompts(rows))
+    for is_extension, tokens, seed in turns:
+        if is_extension:
+            sequences.extend(random_prompts([1 + (tokens + row) % 12 for row in range(len(rows))], seed=seed))
+        else:
+            for token in range(tokens):
+                sequences.decode([3 + token] * len(rows))
+        sequences = sequences.fork()
+        assert_legal(sequences, strategy)
+
+
+@given(tokens=st.integers(1, 10_000), percent=st.integers(1, 100))
+def test_a_share_of_n_tokens_is_rounded_up_as_decimals_are(tokens, percent):
+    strategy = STRATEGIES.get("h2o")(budget=percent / 100)
+    assert strategy.kept_tokens(tokens) == min(tokens, max(2, -(-tokens * percent // 100)))
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(16, 2), (1, 1), (2, 2), (20, 2), (21, 3)])
+def test_a_small_budget_of_a_short_context_keeps_a_recent_and_a_heavy_token(tokens, kept):
+    assert STRATEGIES.get("h2o")(budget=0.1).kept_tokens(tokens) == kept

@@ -1,0 +1,88 @@
+"""Name the binding constraint first: what the data of one group say for each. No conclusion is written here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvfrontier.analysis.frontier import Group, Row
+from kvfrontier.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Hint:
+    """If `constraint` binds, take `choice`; `because` gives the numbers."""
+
+    constraint: str
+    choice: str
+    because: str
+
+
+def hints(group: Group) -> list[Hint]:
+    """One hint a constraint, as far as the group has the measurements for it."""
+    found = (_least_memory(group), _most_faithful(group), _fastest(group), _first_token(group))
+    return [hint for hint in found if hint]
+
+
+def keeps_retention(group: Group) -> list[Row]:
+    """Rows whose retention is not below the full cache's 95 % interval; all rows where there is none to compare."""
+    full = group.full
+    if full is None or full["retention_low"] is None:
+        return []
+    return [row for row in group.rows if row["retention"] is not None and row["retention"] >= full["retention_low"]]
+
+
+def _least_memory(group: Group) -> Hint | None:
+    candidates = [row for row in keeps_retention(group) if row["kv_bytes"] is not None]
+    if not candidates:
+        return None
+    best, full = min(candidates, key=lambda row: row["kv_bytes"]), group.full
+    because = (
+        f"least KV bytes ({_kv(best)}) with retention {best['retention']:.0%} inside the full cache's interval "
+        f"({full['retention_low']:.0%} to {full['retention_high']:.0%})"
+    )
+    return Hint("KV memory, facts must be kept", best["strategy_label"], because)
+
+
+def _most_faithful(group: Group) -> Hint | None:
+    candidates = [row for row in group.rows if row["kl"] is not None and (row["kv_share"] or 1) <= 0.5]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda row: row["kl"])
+    because = f"least divergence from the full cache ({best['kl']:.3g} nat) among those with at most half its KV bytes"
+    return Hint("KV memory, text must stay the same", best["strategy_label"], because)
+
+
+def _fastest(group: Group) -> Hint | None:
+    candidates = [row for row in group.rows if row["tokens_per_s"] is not None]
+    if not candidates:
+        return None
+    best, full = max(candidates, key=lambda row: row["tokens_per_s"]), group.full
+    because = f"most output tokens/s ({best['tokens_per_s']:.3g})"
+    if full and full is not best and full["tokens_per_s"]:
+        because += f", {best['tokens_per_s'] / full['tokens_per_s']:.2f} times the full cache's"
+        if _overlap(best, full, "tokens_per_s"):
+            because += "; the intervals overlap"
+    return Hint("throughput", best["strategy_label"], because + _quality(best))
+
+
+def _first_token(group: Group) -> Hint | None:
+    candidates = [row for row in group.rows if row["ttft_s"] is not None]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda row: row["ttft_s"])
+    because = f"first token after {format_seconds(best['ttft_s'])}"
+    return Hint("time to first token", best["strategy_label"], because + _quality(best))
+
+
+def _overlap(a: Row, b: Row, name: str) -> bool:
+    low, high = f"{name}_low", f"{name}_high"
+    return None not in (a[low], b[low]) and a[low] <= b[high] and b[low] <= a[high]
+
+
+def _quality(row: Row) -> str:
+    return "" if row["retention"] is None else f"; retention {row['retention']:.0%}"
+
+
+def _kv(row: Row) -> str:
+    share = "" if row["kv_share"] is None else f", {row['kv_share']:.0%} of the full cache"
+    return format_bytes(row["kv_bytes"]) + share

@@ -1,0 +1,69 @@
+"""The frontier as people read it: one compact table for each model, engine and device, and what to choose.
+
+Dominance itself is the SQL macro `is_on_frontier` (store/views.sql), so every query sees the same frontier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import duckdb
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Configurations that can be compared: one model on one engine and device, all measured or all modelled.
+
+    settings: purpose (`retention`, `fidelity`, `speed`) -> the workload shown: context, batch and output tokens, and
+    `others`, the number of workloads of that purpose that are not shown.
+    rows: one a configuration, as choice.sql names the columns; shares as fractions, bytes, seconds.
+    """
+
+    model: str
+    engine_label: str
+    device: str
+    source: str
+    settings: dict[str, Row]
+    rows: list[Row]
+    verdict: Row | None  # the line of `guard_rails` for the retention workload shown
+
+    @property
+    def full(self) -> Row | None:
+        """The full cache's row: what every other one is measured against."""
+        return next((row for row in self.rows if row["strategy"] == "full"), None)
+
+
+def compare(connection: duckdb.DuckDBPyConnection) -> list[Group]:
+    """All groups of a published campaign, in order of their names."""
+    folder = files("kvfrontier.analysis")
+    connection.execute(folder.joinpath("settings.sql").read_text())
+    settings = _rows(connection, "FROM settings")
+    rows = _rows(connection, folder.joinpath("choice.sql").read_text())
+    rails = {(*_key(row)[:3], row["workload_label"]): row for row in _rows(connection, "FROM guard_rails")}
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_key(row), []).append(row)
+    found = []
+    for key, members in groups.items():
+        shown = {row["purpose"]: row for row in settings if _key(row) == key}
+        retention = shown.get("retention")
+        verdict = rails.get((*key[:3], retention["workload_label"])) if retention else None
+        found.append(Group(*key, settings=shown, rows=members, verdict=verdict))
+    return found
+
+
+def count_by_status(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Cells of the campaign by status, the most frequent first."""
+    return dict(connection.execute("SELECT status, count(*) FROM cells GROUP BY ALL ORDER BY 2 DESC, 1").fetchall())
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Row]:
+    return connection.sql(sql).to_arrow_table().to_pylist()
+
+
+def _key(row: Row) -> tuple:
+    return (row["model"], row["engine_label"], row["device"], row.get("source", "measured"))

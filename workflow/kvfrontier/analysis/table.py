@@ -1,0 +1,66 @@
+"""A group of configurations as rows of text, for the terminal and for the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvfrontier.analysis.frontier import Group, Row
+from kvfrontier.units import format_bytes, format_seconds
+
+HEADER = ("strategy", "budget", "KV bytes", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
+MARK = "*"
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Rows of text. A trailing MARK says that the value is on the frontier. missing: said where there is no row."""
+
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    missing: str = ""
+
+
+def choice_table(group: Group) -> TextTable:
+    """One line a configuration; columns without a single value are left out, as a campaign may lack a workload."""
+    rows = [_cells(row) for row in group.rows]
+    kept = [index for index in range(len(HEADER)) if any(row[index] for row in rows)]
+    return TextTable(tuple(HEADER[index] for index in kept), [[row[index] for index in kept] for row in rows])
+
+
+def title(group: Group) -> str:
+    """Model, engine and device in one line."""
+    modelled = ["MODELLED, not measured"] if group.source == "model" else []
+    return " · ".join([group.model, group.engine_label, group.device, *modelled])
+
+
+def describe(setting: dict[str, Any]) -> str:
+    """`batch 4, 1,024 tokens of context, 32 tokens out (2 more settings in the store)`."""
+    parts = [
+        f"batch {setting['batch_size']}" if setting["batch_size"] else "",
+        f"{setting['context_tokens']:,} tokens of context" if setting["context_tokens"] else "",
+        f"{setting['output_tokens']:,} tokens out" if setting["output_tokens"] else "",
+    ]
+    others = f" ({setting['others']} more settings in the store)" if setting["others"] else ""
+    return (", ".join(part for part in parts if part) or setting["workload_label"]) + others
+
+
+def _cells(row: Row) -> list[str]:
+    retention = _text(row["retention"], "{:.0%}".format)
+    if row["retention_low"] is not None:
+        retention += f" [{100 * row['retention_low']:.0f}-{100 * row['retention_high']:.0f}]"
+    return [
+        row["series"],
+        _text(row["budget"], "{:g}".format),
+        _text(row["kv_bytes"], format_bytes, row["leads_memory"]),
+        _text(row["kv_share"], "{:.0%}".format),
+        retention,
+        _text(row["kl"], "{:.3f}".format),
+        _text(row["top1"], "{:.0%}".format),
+        _text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
+        _text(row["ttft_s"], format_seconds, row["leads_ttft"]),
+    ]
+
+
+def _text(value: float | None, show: Any, is_marked: bool = False) -> str:
+    return "" if value is None else show(value) + MARK * is_marked

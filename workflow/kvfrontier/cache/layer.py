@@ -1,0 +1,228 @@
+"""One layer's keys and values: preallocated, ragged over rows and KV heads, evicted in place.
+
+A slot holds one token of one KV head. Slots `[0, counts[row, head])` are in use; their order is *not* the order of
+positions (eviction moves the newest slot into the freed one). Padding never enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+EMPTY = -1  # position of an unused slot
+
+
+class LayerCache:
+    """Keys and values `[batch, kv_heads, capacity, head_dim]` with the original position of each slot's token.
+
+    positions: int32 `[batch, kv_heads, capacity]`, EMPTY where unused.
+    aux: per-slot tensors `[batch, kv_heads, capacity]` by name; they follow every gather and move.
+    extras: a strategy's other tensors `[batch, ...]`; counted in bytes, copied by `fork`, otherwise left alone.
+    counts: used slots `[batch, kv_heads]`, on the CPU so that reading them never waits for the device.
+    target_capacity: slots to allocate when the tensors are next made (kept tokens plus growth).
+    """
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.positions: Tensor | None = None
+        self.aux: dict[str, Tensor] = {}
+        self.extras: dict[str, Tensor] = {}
+        self.counts: Tensor = torch.zeros(0, 0, dtype=torch.long)
+        self.slots = 0  # the largest count
+        self.uniform = True  # all counts are equal
+        self.target_capacity = 0
+        self.borrowed = False  # keys and values are the model's own tensors, not our allocation
+
+    @property
+    def capacity(self) -> int:
+        """Slots allocated per row and KV head."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def used(self) -> tuple[Tensor, Tensor]:
+        """Keys and values up to the largest count; slots beyond a row's own count hold finite garbage."""
+        return self.keys[:, :, : self.slots], self.values[:, :, : self.slots]
+
+    def used_positions(self) -> Tensor:
+        """Positions `[batch, kv_heads, slots]` in slot order, EMPTY beyond a row's own count."""
+        return self.positions[:, :, : self.slots]
+
+    def valid(self) -> Tensor | None:
+        """`[batch, kv_heads, slots]`, True where a slot is in use; None when all of them are."""
+        return None if self.uniform else self.used_positions() >= 0
+
+    def kept_positions(self) -> Tensor:
+        """Positions of the kept tokens `[batch, kv_heads, slots]`, ascending, EMPTY last."""
+        positions = self.used_positions().long()
+        last = torch.iinfo(torch.long).max
+        ordered = positions.masked_fill(positions < 0, last).sort(dim=-1).values
+        return ordered.masked_fill(ordered == last, EMPTY)
+
+    def auxiliary(self, name: str) -> Tensor:
+        """The float32 per-slot tensor of that name `[batch, kv_heads, capacity]`, zeros at first."""
+        if name not in self.aux:
+            self.aux[name] = torch.zeros(self.positions.shape, dtype=torch.float32, device=self.positions.device)
+        return self.aux[name]
+
+    def borrow(self, keys: Tensor, values: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
+        """Look at a prefill's tensors `[batch, kv_heads, new, head_dim]` without copying them.
+
+        Row b's tokens are the first `lengths[b]`. `keep` then writes only the kept tokens into an allocation, and
+        `settle` writes all that is left.
+        """
+        batch, kv_heads, new, _ = keys.shape
+        self.keys, self.values, self.borrowed = keys, values, True
+        padding = torch.arange(new, device=keys.device) >= torch.tensor(lengths, device=keys.device)[:, None]
+        masked = positions.to(torch.int32).masked_fill(padding, EMPTY)
+        self.positions = masked[:, None].expand(batch, kv_heads, new).contiguous()
+        self._set_counts(torch.tensor(lengths)[:, None].expand(batch, kv_heads).clone())
+
+    def settle(self) -> None:
+        """Copy what is still borrowed into an allocation of `target_capacity`."""
+        if self.borrowed:
+            self._reallocate(max(self.target_capacity, self.slots))
+
+    def append(self, keys: Tensor, values: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
+        """Add the first `lengths[b]` of the new tokens `[batch, kv_heads, new, head_dim]`, positions `[batch, new]`."""
+        batch, kv_heads, new, _ = keys.shape
+        if self.keys is None:
+            self._allocate(keys, values, max(self.target_capacity, new))
+            self.counts = torch.zeros(batch, kv_heads, dtype=torch.long)
+        if self.slots + new > self.capacity:
+            spare = self.slots // 4 if new == 1 else 0  # nobody reserved for these decode steps: more will follow
+            self._reallocate(max(self.target_capacity, self.slots + new + spare))
+        if self.uniform and min(lengths) == new:
+            self._append_block(keys, values, positions)
+        else:
+            self._append_ragged(keys, values, positions, torch.tensor(lengths))
+
+    def _append_block(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+        start, end = self.slots, self.slots + keys.shape[2]
+        self.keys[:, :, start:end] = keys
+        self.values[:, :, start:end] = values
+        self.positions[:, :, start:end] = positions[:, None]
+        for tensor in self.aux.values():
+            tensor[:, :, start:end] = 0
+        self.counts += end - start
+        self.slots = end
+
+    def _append_ragged(self, keys: Tensor, values: Tensor, positions: Tensor, lengths: Tensor) -> None:
+        batch, kv_heads, new, _ = keys.shape
+        real = (torch.arange(new) < lengths[:, None, None]).expand(batch, kv_heads, new)
+        row, head, token = real.nonzero(as_tuple=True)
+        slot = self.counts[row, head] + token
+        row, head, token, slot = (index.to(keys.device) for index in (row, head, token, slot))
+        self.keys[row, head, slot] = keys[row, head, token]
+        self.values[row, head, slot] = values[row, head, token]
+        self.positions[row, head, slot] = positions[row, token].to(torch.int32)
+        for tensor in self.aux.values():
+            tensor[row, head, slot] = 0
+        self._set_counts(self.counts + lengths[:, None])
+
+    def keep(self, slots: Tensor, counts: Tensor) -> None:
+        """Keep these slots, in this order: `[batch, kv_heads, kept]`, of which the first `counts[row, head]` count.
+
+        The allocation becomes `target_capacity` (or `kept`, if larger): a prefill's rest is never stored.
+        """
+        kept = slots.shape[2]
+        beyond = torch.arange(kept, device=slots.device) >= counts.to(slots.device)[..., None]
+        slots = slots.masked_fill(beyond, 0)
+        keys, values = _pick(self.keys, slots), _pick(self.values, slots)
+        positions = self.positions.gather(2, slots).masked_fill(beyond, EMPTY)
+        aux = {name: tensor.gather(2, slots) for name, tensor in self.aux.items()}
+        capacity = max(self.target_capacity, kept)
+        if self.borrowed or capacity != self.capacity:
+            self._allocate(keys, values, capacity)
+        self.keys[:, :, :kept] = keys
+        self.values[:, :, :kept] = values
+        self.positions[:, :, :kept] = positions
+        self.positions[:, :, kept:] = EMPTY
+        for name, tensor in aux.items():
+            self.auxiliary(name)[:, :, :kept] = tensor
+        self._set_counts(counts)
+
+    def drop(self, slots: Tensor, heads: Tensor | None = None) -> None:
+        """Evict one token a KV head: slot `[batch, kv_heads]` is overwritten by the head's last one. O(1) in the cache.
+
+        heads: `[batch, kv_heads]` on the CPU, False where nothing is evicted; None: everywhere.
+        """
+        last = (self.counts - 1).to(slots.device)
+        if heads is not None:
+            slots = torch.where(heads.to(slots.device), slots, last)
+        slots, last = slots[..., None], last[..., None]  # [batch, kv_heads, 1]
+        for tensor in (self.keys, self.values):
+            tensor.scatter_(2, _wide(slots, tensor), _pick(tensor, last))
+        for tensor in (self.positions, *self.aux.values()):
+            tensor.scatter_(2, slots, tensor.gather(2, last))
+        if heads is None:
+            self.positions.scatter_(2, last, EMPTY)
+            self.counts -= 1
+            self.slots -= 1
+        else:
+            gone = self.positions.gather(2, last).masked_fill(heads.to(slots.device)[..., None], EMPTY)
+            self.positions.scatter_(2, last, gone)
+            self._set_counts(self.counts - heads.long())
+
+    def fork(self) -> LayerCache:
+        """An independent copy with the same capacity."""
+        copy = LayerCache()
+        copy.target_capacity = self.target_capacity
+        copy._allocate(self.keys, self.values, self.capacity)
+        copy._copy_used(self.keys, self.values, self.positions, self.aux, self.slots)
+        copy.extras = {name: tensor.clone() for name, tensor in self.extras.items()}
+        copy._set_counts(self.counts.clone())
+        return copy
+
+    def used_bytes(self) -> int:
+        """Bytes of the keys and values in use, summed over rows and heads."""
+        if self.keys is None:
+            return 0
+        per_slot = (self.keys.shape[3] + self.values.shape[3]) * self.keys.element_size()
+        return int(self.counts.sum()) * per_slot
+
+    def reserved_bytes(self) -> int:
+        """Bytes of the allocated keys and values, used or not."""
+        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+
+    def aux_bytes(self) -> int:
+        """Bytes of positions and of what a strategy keeps beside keys and values."""
+        tensors = (*self.aux.values(), *self.extras.values())
+        return sum(tensor.nbytes for tensor in tensors) + (0 if self.positions is None else self.positions.nbytes)
+
+    def _set_counts(self, counts: Tensor) -> None:
+        self.counts = counts
+        self.slots = int(counts.max())
+        self.uniform = bool((counts == self.slots).all())
+
+    def _allocate(self, keys: Tensor, values: Tensor, capacity: int) -> None:
+        batch, kv_heads = keys.shape[:2]
+        # Zeros, not empty: a masked slot has weight 0, and 0 x NaN would be NaN.
+        self.keys = keys.new_zeros(batch, kv_heads, capacity, keys.shape[3])
+        self.values = values.new_zeros(batch, kv_heads, capacity, values.shape[3])
+        self.positions = torch.full((batch, kv_heads, capacity), EMPTY, dtype=torch.int32, device=keys.device)
+        self.aux = {}
+        self.borrowed = False
+
+    def _reallocate(self, capacity: int) -> None:
+        keys, values, positions, aux = self.keys, self.values, self.positions, self.aux
+        self._allocate(keys, values, capacity)
+        self._copy_used(keys, values, positions, aux, self.slots)
+
+    def _copy_used(self, keys: Tensor, values: Tensor, positions: Tensor, aux: dict[str, Tensor], slots: int) -> None:
+        self.keys[:, :, :slots] = keys[:, :, :slots]
+        self.values[:, :, :slots] = values[:, :, :slots]
+        self.positions[:, :, :slots] = positions[:, :, :slots]
+        for name, tensor in aux.items():
+            self.auxiliary(name)[:, :, :slots] = tensor[:, :, :slots]
+
+
+def _wide(slots: Tensor, tensor: Tensor) -> Tensor:
+    """Slots `[batch, kv_heads, n]` as an index into the head_dim axis too."""
+    return slots[..., None].expand(*slots.shape, tensor.shape[3])
+
+
+def _pick(tensor: Tensor, slots: Tensor) -> Tensor:
+    """`[batch, kv_heads, n, head_dim]` at those slots."""
+    return tensor.gather(2, _wide(slots, tensor))

@@ -1,0 +1,49 @@
+"""What a strategy sees of one layer during one forward call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from kvfrontier.cache.layer import LayerCache
+
+Phase = Literal["prefill", "extend", "decode"]
+
+
+@dataclass(slots=True)
+class LayerView:
+    """One layer, after its new tokens entered the cache. Lists hold one number a row.
+
+    queries: rotated queries of the new tokens `[batch, q_heads, new, head_dim]`, right-padded.
+    attention_mass: softmax weight that each slot received from this call's queries, summed over them,
+        `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it.
+    new_tokens: tokens added by this call; seen_tokens: all tokens so far, these included.
+    read_tokens: of them, those that came by prefill or extension; decoded_tokens: decode steps since the last of those.
+    rotate: re-rotates keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions.
+    """
+
+    layer_idx: int
+    cache: LayerCache
+    queries: Tensor
+    phase: Phase
+    new_tokens: list[int]
+    seen_tokens: list[int]
+    read_tokens: list[int]
+    decoded_tokens: int
+    rotate: Callable[[Tensor, Tensor], Tensor]
+    attention_mass: Tensor | None = None
+
+    @property
+    def group_mass(self) -> Tensor:
+        """`attention_mass` summed over the query heads that share a KV head: `[batch, kv_heads, slots]`."""
+        batch, q_heads, slots = self.attention_mass.shape
+        kv_heads = self.cache.keys.shape[1]
+        return self.attention_mass.view(batch, kv_heads, q_heads // kv_heads, slots).sum(2)
+
+    def newest_position(self) -> Tensor:
+        """Position of each row's newest token, `[batch, 1, 1]` on the cache's device."""
+        device = self.cache.positions.device
+        return self.cache.positions.new_tensor([seen - 1 for seen in self.seen_tokens], device=device)[:, None, None]

@@ -1,0 +1,53 @@
+"""`kvfrontier frontier`: the choice as a compact table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from kvfrontier.analysis.frontier import Group
+
+STRATEGY_CHARS = 34
+
+
+@click.command("frontier")
+@click.argument("campaign", required=False)
+def command(campaign: str | None) -> None:
+    """Strategies side by side: memory, retention, fidelity, speed, and which are not dominated."""
+    from kvfrontier.analysis.frontier import compare, count_by_status
+    from kvfrontier.cli._campaign import results_of
+    from kvfrontier.store.query import open_database
+
+    folder = results_of(campaign)
+    with open_database(folder) as connection:
+        groups, counts = compare(connection), count_by_status(connection)
+    for group in groups:
+        click.echo(render(group) + "\n")
+    total = sum(counts.values())
+    click.echo(f"{folder.name}: {total} cells: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    if set(counts) - {"ok"}:
+        click.echo(f'  why: kvfrontier query {folder.name} "SELECT status, reason, count(*) FROM cells GROUP BY ALL"')
+
+
+def render(group: Group) -> str:
+    """Title, settings, table, guard rail and hints of one group; fits 100 columns."""
+    from kvfrontier.analysis.choice import hints
+    from kvfrontier.analysis.table import MARK, choice_table, describe, title
+    from kvfrontier.cli._table import text_table
+
+    lines = [title(group)]
+    lines += [f"  {purpose}: {describe(setting)}" for purpose, setting in group.settings.items()]
+    table = choice_table(group)
+    lines += [f"  {line}" for line in text_table(table.header, table.rows, widest=STRATEGY_CHARS).splitlines()]
+    if any(cell.endswith(MARK) for row in table.rows for cell in row):
+        lines.append("  * on the frontier: no other line is as good both in retention (else KL) and in this column")
+    if group.verdict and group.verdict["verdict"] == "uninformative":
+        lines.append(f"  ! retention is not informative here: {group.verdict['reason']}")
+    found = hints(group)
+    if found:
+        lines.append("  Name the binding constraint first:")
+    for hint in found:
+        lines += [f"    {hint.constraint}: {hint.choice}", f"        {hint.because}"]
+    return "\n".join(lines)

@@ -1,0 +1,15 @@
+"""`kvfrontier store`: publish a campaign's database."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("store")
+@click.argument("campaign", required=False)
+def command(campaign: str | None) -> None:
+    """Build results/CAMPAIGN/CAMPAIGN.duckdb from the plan and the stored rows."""
+    from kvfrontier.cli._campaign import results_of
+    from kvfrontier.store.database import build_database
+
+    click.echo(str(build_database(results_of(campaign))))

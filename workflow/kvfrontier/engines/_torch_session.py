@@ -1,0 +1,188 @@
+"""A transformers model and the batches that decode on it: the engine's own loop, token ids in, logits out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvfrontier.cache.kv import ATTENTION, Call, KVCache
+from kvfrontier.cache.rotary import Rotary
+from kvfrontier.engines._memory import PeakMemory
+from kvfrontier.engines._torch_model import check_model, spec_of
+from kvfrontier.engines.base import Generation, Sequences, Session
+from kvfrontier.plan.model import ModelSpec
+from kvfrontier.strategies.base import Strategy
+
+Prefill = Literal["sdpa", "eager", "chunked"]
+
+
+class TorchSession(Session):
+    """A loaded model. It belongs to the session until `close`, which gives it its own attention back."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any = None,
+        prefill: Prefill = "sdpa",
+        chunk_tokens: int = 512,
+        spec: ModelSpec | None = None,
+    ):
+        check_model(model)
+        self.model, self.tokenizer = model, tokenizer
+        self.prefill, self.chunk_tokens = prefill, chunk_tokens
+        self.spec = spec or spec_of(model, type(model).__name__)
+        self.device = model.device
+        self.memo: dict[Any, Any] = {}
+        self._model_attention = model.config._attn_implementation
+        model.set_attn_implementation(ATTENTION)
+
+    def open(self, strategy: Strategy) -> TorchSequences:
+        """An empty batch under `strategy`; raises Unsupported where the model cannot do what the strategy requires."""
+        if "rotation" in strategy.requires():
+            Rotary.of(self.model)
+        return TorchSequences(self, strategy)
+
+    def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
+        """Prefill and produce exactly `output_tokens` greedy tokens a row; see `Generation`."""
+        peak = PeakMemory(self.device)
+        peak.reset()
+        steps = output_tokens - 1
+        self._synchronize()
+        start = time.perf_counter()
+        sequences = self.open(strategy)
+        produced = [self._argmax(sequences.prefill(prompts, reserve_tokens=steps))]
+        times = [time.perf_counter() - start]
+        prefill_memory = self._memory("prefill", sequences, prompts, 0, peak)
+        peak.reset()
+        paused = time.perf_counter() - start - times[0]  # reading memory is not the model's time
+        for _ in range(steps):
+            produced.append(self._argmax(sequences.decode(produced[-1])))
+            times.append(time.perf_counter() - start - paused)
+        return Generation(
+            tokens=[list(row) for row in zip(*(step.tolist() for step in produced), strict=True)],
+            token_times_s=[list(times) for _ in prompts],
+            memory=prefill_memory + self._memory("decode", sequences, prompts, steps, peak),
+            kept_tokens=[layer.counts.double().mean(0).tolist() for layer in sequences.cache.layers],
+            seen_tokens=sum(sequences.seen_tokens) / len(prompts),
+        )
+
+    def close(self) -> None:
+        """Give the model its own attention back and let go of it."""
+        if self.model is not None:
+            self.model.set_attn_implementation(self._model_attention)
+        self.memo.clear()
+        self.model = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _argmax(self, logits: Tensor) -> Tensor:
+        """The next tokens, on the host: the copy waits for the device."""
+        return logits.argmax(-1).cpu()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _memory(
+        self, phase: str, sequences: TorchSequences, prompts: Sequence[Sequence[int]], steps: int, peak: PeakMemory
+    ) -> list[tuple[str, str, float]]:
+        per_token = self.spec.kv_bytes_per_token(self.model.dtype.itemsize)
+        kept = sum(sequences.cache.strategy.kept_tokens(len(prompt), steps) for prompt in prompts)
+        tensors = sequences.bytes_by_metric()
+        tensors["kv_formula_bytes"] = kept * per_token
+        tensors["kv_full_bytes"] = sum(len(prompt) + steps for prompt in prompts) * per_token
+        return [(metric, phase, float(size)) for metric, size in tensors.items()] + peak.readings(phase)
+
+
+class TorchSequences(Sequences):
+    """A batch over one KV cache. Rows of unequal length are padded on the right, and padding is never stored."""
+
+    def __init__(self, session: TorchSession, strategy: Strategy, cache: KVCache | None = None, reserve: int = 0):
+        self.session = session
+        self._reserve = reserve  # decode steps or tokens still to come
+        kernel = "eager" if session.prefill == "eager" else "sdpa"
+        self.cache = cache or KVCache(strategy, session.spec.layers, kernel, lambda: Rotary.of(session.model))
+
+    @property
+    def seen_tokens(self) -> list[int]:
+        """Tokens read so far, a row."""
+        return list(self.cache.seen_tokens)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0) -> Tensor:
+        """Read the prompts; logits `[batch, vocab]` after each row's last token."""
+        if self.cache.seen_tokens:
+            raise ValueError("prefill starts a batch; a batch that has read tokens is extended")
+        self.cache.seen_tokens, self.cache.read_tokens = [0] * len(prompts), [0] * len(prompts)
+        self._reserve = reserve_tokens
+        return self._read("prefill", prompts, all_logits=False)
+
+    @torch.no_grad()
+    def extend(self, tokens: Sequence[Sequence[int]], all_logits: bool = False) -> Tensor | list[Tensor]:
+        """Append several tokens a row and compress again; logits `[batch, vocab]`, or one `[tokens, vocab]` a row."""
+        if not self.cache.seen_tokens:
+            raise ValueError("extend continues a batch; an empty one is prefilled")
+        self._reserve = max(0, self._reserve - max(len(row) for row in tokens))
+        return self._read("extend", tokens, all_logits)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor | Sequence[int]) -> Tensor:
+        """Append one token a row; logits `[batch, vocab]`."""
+        ids = torch.as_tensor(tokens, device=self.session.device).reshape(-1, 1)
+        positions = torch.tensor(self.cache.seen_tokens, device=self.session.device)[:, None]
+        self._reserve = max(0, self._reserve - 1)
+        self.cache.begin(Call("decode", [1] * len(ids), positions, last=True))
+        return self._forward(ids, positions, 1)[:, 0]
+
+    def fork(self) -> TorchSequences:
+        """An independent copy."""
+        return TorchSequences(self.session, self.cache.strategy, self.cache.fork(), self._reserve)
+
+    def kept_positions(self) -> list[Tensor]:
+        """Per layer `[batch, kv_heads, slots]`, ascending, -1 in unused slots."""
+        return [layer.kept_positions() for layer in self.cache.layers]
+
+    def bytes_by_metric(self) -> dict[str, int]:
+        """Exact tensor bytes now."""
+        return self.cache.bytes_by_metric()
+
+    def _read(self, phase: str, rows: Sequence[Sequence[int]], all_logits: bool) -> Tensor | list[Tensor]:
+        lengths = [len(row) for row in rows]
+        if len(rows) != len(self.cache.seen_tokens) or min(lengths) == 0:
+            raise ValueError(f"expected {len(self.cache.seen_tokens)} non-empty rows, got lengths {lengths}")
+        longest = max(lengths)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.as_tensor(row)
+        ids = ids.to(self.session.device)
+        first = torch.tensor(self.cache.seen_tokens, device=ids.device)[:, None]
+        chunk = self.session.chunk_tokens if self.session.prefill == "chunked" else longest
+        final_seen = max(seen + length for seen, length in zip(self.cache.seen_tokens, lengths, strict=True))
+        final_slots = self.cache.strategy.peak_tokens(final_seen, max(1, self._reserve))
+        self.cache.plan_capacity(max(final_slots, self.cache.slots + longest))
+        parts = []
+        for start in range(0, longest, chunk):
+            positions = first + torch.arange(start, min(start + chunk, longest), device=ids.device)
+            new = [min(max(length - start, 0), positions.shape[1]) for length in lengths]
+            last = start + chunk >= longest
+            if last:
+                self.cache.plan_capacity(final_slots)
+            self.cache.begin(Call(phase, new, positions, last, monolithic=phase == "prefill" and chunk >= longest))
+            keep = 0 if all_logits else torch.tensor([[max(count - 1, 0)] for count in new], device=ids.device)
+            parts.append(self._forward(ids[:, start : start + chunk], positions, keep))
+        if all_logits:
+            joined = torch.cat(parts, 1)
+            return [joined[row, :length] for row, length in enumerate(lengths)]
+        ends = [(length - 1) // chunk for length in lengths]
+        return torch.stack([parts[end][row, 0] for row, end in enumerate(ends)])
+
+    def _forward(self, ids: Tensor, positions: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+        out = self.session.model(
+            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=logits_to_keep, kv_cache=self.cache
+        )
+        return out.logits

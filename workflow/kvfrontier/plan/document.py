@@ -1,0 +1,161 @@
+"""One YAML document of the configuration: read strictly, and able to say where each key stands.
+
+YAML 1.2 scalars (`on`, `off`, `yes`, `no` are text; `3e12` is a number); a key given twice is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvfrontier.errors import ConfigError, Problem
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader with the scalars of YAML 1.2, so that `decode_evict: off` stays text, as editors show it."""
+
+    yaml_implicit_resolvers: dict[str, list] = {}  # noqa: RUF012 (PyYAML's own name; filled below)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("merge", r"<<", "<"),
+):
+    _regexp = re.compile(f"^(?:{_pattern})$")
+    _StrictLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", _regexp, [*_first, *([""] if _tag == "null" else [])]
+    )
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(node.value, 16) if node.value.startswith("0x") else int(node.value)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed YAML mapping. `file` is how messages name it; `lines` maps a dotted key to its line."""
+
+    file: str
+    data: dict[str, Any]
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def problem(self, key: str, got: Any, expected: str, hint: str = "") -> Problem:
+        """A Problem at `key` (`axes.strategy[2].budget`); `got` is a value of the file, shown as YAML would have it."""
+        return Problem(self.place(key), key, show(got), expected, hint)
+
+    def place(self, key: str) -> str:
+        """`config/campaigns/x.yaml:12`: the file and the line of `key` or of the nearest key around it."""
+        while key and key not in self.lines:
+            key = re.sub(r"(\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$", "", key)
+        return f"{self.file}:{self.lines[key]}" if key in self.lines else self.file
+
+
+class Text(str):
+    """A description of what was found, shown as it is and not as a quoted value."""
+
+
+NOTHING = Text("nothing")
+
+
+def show(value: Any) -> str:
+    """A value of a YAML file in one short line: text in quotes, `true`, `.nan`, `{a: 1}`."""
+    if isinstance(value, Text):
+        return str(value)
+    if isinstance(value, str):
+        text = repr(value)
+    elif isinstance(value, dict):
+        text = "{" + ", ".join(f"{key}: {show(item)}" for key, item in value.items()) + "}"
+    elif isinstance(value, list | tuple):
+        text = "[" + ", ".join(show(item) for item in value) + "]"
+    else:
+        named = {
+            "True": "true",
+            "False": "false",
+            "None": "null (nothing)",
+            "nan": ".nan",
+            "inf": ".inf",
+            "-inf": "-.inf",
+        }
+        text = named.get(str(value), str(value))
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def read_document(path: Path, file: str) -> Document:
+    """Read one YAML mapping; raises ConfigError for what cannot be read, is no mapping, or gives a key twice."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            [Problem(file, "(file)", "no such file", "a readable YAML file", f"Looked at {path}.")]
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(file, "(file)", str(error), "a readable YAML file in UTF-8")]) from error
+    loader = _StrictLoader(text)
+    try:
+        root = loader.get_single_node()
+        if not isinstance(root, yaml.MappingNode):
+            found = "an empty file" if root is None else f"a {root.id} at the top"
+            raise ConfigError([Problem(file, "(file)", found, "a mapping `key: value`")])
+        lines: dict[str, int] = {}
+        problems = _walk(file, root, "", lines, set(), ())
+        if problems:
+            raise ConfigError(problems)
+        return Document(file, loader.construct_document(root), lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{file}:{mark.line + 1}" if mark else file
+        raise ConfigError([Problem(where, "(syntax)", error.problem or str(error), "valid YAML")]) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError([Problem(file, "(syntax)", str(error).splitlines()[0], "valid YAML")]) from error
+    finally:
+        loader.dispose()
+
+
+def join_key(parent: str, key: Hashable) -> str:
+    """`axes` + `strategy.budget` -> `axes.strategy.budget`; `axes.strategy` + 2 -> `axes.strategy[2]`."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return f"{parent}[{key}]"
+    return f"{parent}.{key}" if parent else str(key)
+
+
+def _walk(
+    file: str, node: yaml.Node, path: str, lines: dict[str, int], seen: set[int], above: tuple[int, ...]
+) -> list[Problem]:
+    """Record the line of every key below `node`; return keys that are given twice and aliases that hold themselves."""
+    if id(node) in above:
+        return [Problem(f"{file}:{node.start_mark.line + 1}", path, "an alias inside itself", "a finite document")]
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return []
+    seen.add(id(node))
+    above = (*above, id(node))
+    problems: list[Problem] = []
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines.setdefault(f"{path}[{index}]", item.start_mark.line + 1)
+            problems += _walk(file, item, f"{path}[{index}]", lines, seen, above)
+        return problems
+    for key_node, item in node.value:
+        line = key_node.start_mark.line + 1
+        key = join_key(path, str(key_node.value))
+        if key in lines and key_node.tag != "tag:yaml.org,2002:merge":
+            got = f"this key a second time (first on line {lines[key]})"
+            problems.append(Problem(f"{file}:{line}", key, got, "each key once"))
+        lines.setdefault(key, line)
+        problems += _walk(file, item, key, lines, seen, above)
+    return problems

@@ -1,0 +1,112 @@
+"""Which cells cannot run, known before anything starts: each becomes a row `unsupported`, and the plan says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvfrontier.errors import ConfigError, Problem, Unsupported
+from kvfrontier.plan.campaign import Campaign
+from kvfrontier.plan.document import Text, show
+from kvfrontier.plan.options import Option
+from kvfrontier.plan.planned import PlannedCell
+
+
+@dataclass
+class Finding:
+    """One reason, the option it is due to, and how many cells it rules out."""
+
+    reason: str
+    model: str
+    option: Option
+    cells: int = 0
+
+
+class Feasibility:
+    """Asks engine and workload about every combination of plugins once, and remembers the answers."""
+
+    def __init__(self, campaign: Campaign):
+        self._campaign = campaign
+        self._answers: dict[tuple, str] = {}
+        self._findings: dict[tuple[str, int], Finding] = {}
+        self._kept: dict[tuple[int, int], str] = {}
+
+    def judge(self, model: str, engine: Option, workload: Option, strategy: Option) -> str:
+        """Why this cell cannot run, or an empty string. Counts the cells of each reason."""
+        spec = self._campaign.models[model].spec
+        questions: tuple[tuple[Option, tuple, Callable[[], None]], ...] = (
+            (workload, (id(workload), model), lambda: workload.plugin.check(spec)),
+            (workload, (id(workload), id(engine)), lambda: _check_needs(engine.plugin, workload.plugin)),
+            (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
+        )
+        for option, key, question in questions:
+            if key not in self._answers:
+                self._answers[key] = _answer(question)
+            if reason := self._answers[key]:
+                finding = self._findings.setdefault((reason, id(option)), Finding(reason, model, option))
+                finding.cells += 1
+                return reason
+        self._note_budget(workload, strategy)
+        return ""
+
+    def notes(self) -> list[str]:
+        """One line a reason, with the key and value it comes from; and budgets that round to something else."""
+        lines = []
+        for finding in self._findings.values():
+            problem = self._problem(finding)
+            rows = f"{finding.cells} {'cell' if finding.cells == 1 else 'cells'} will be rows `unsupported`"
+            lines.append(f"{problem.file}: {problem.key} ({problem.got}): {finding.reason}; {rows}")
+        examples = list(self._kept.values())
+        if examples:
+            more = f" (and {len(examples) - 1} more such combinations)" if len(examples) > 1 else ""
+            lines.append(f"{examples[0]}{more}")
+        return lines
+
+    def require_runnable(self, cells: Iterable[PlannedCell]) -> None:
+        """Raise ConfigError with every reason when no cell can run."""
+        if all(cell.status for cell in cells):
+            raise ConfigError([self._problem(finding) for finding in self._findings.values()])
+
+    def _problem(self, finding: Finding) -> Problem:
+        """A finding in terms of the campaign file: the context if that is too long, else the whole entry."""
+        document, option = self._campaign.document, finding.option
+        limit = self._campaign.models[finding.model].spec.max_positions
+        context = option.parameters.get("context_tokens")
+        if limit and isinstance(context, int) and context + (option.parameters.get("output_tokens") or 0) > limit:
+            key = option.keys.get("context_tokens", option.keys[""])
+            expected = f"context and output of at most {limit} tokens, the limit of model {finding.model}"
+            return document.problem(key, context, expected, f"{finding.reason}.")
+        return document.problem(option.keys[""], Text(option.label), "a combination that can run", f"{finding.reason}.")
+
+    def _note_budget(self, workload: Option, strategy: Option) -> None:
+        """A share of a short context is few tokens; say so where sinks, windows or rounding make it another share."""
+        key = (id(workload), id(strategy))
+        budget, context = (
+            option.parameters.get(name) for option, name in ((strategy, "budget"), (workload, "context_tokens"))
+        )
+        if key in self._answers or not isinstance(budget, float) or not isinstance(context, int) or budget == 1.0:
+            return
+        self._answers[key] = ""
+        kept = strategy.plugin.kept_tokens(context)
+        if abs(kept / context - budget) > max(0.05 * budget, 1 / context):
+            text = (
+                f"{strategy.label} on {context} tokens keeps {kept} a KV head: an effective budget of "
+                f"{kept / context:.3g} instead of {show(budget)}"
+            )
+            self._kept[key] = text
+
+
+def _check_needs(engine, workload) -> None:
+    missing = sorted(workload.needs - engine.offers)
+    if missing:
+        raise Unsupported(
+            f"engine {engine.name} does not offer {', '.join(missing)}, which workload {workload.name} needs"
+        )
+
+
+def _answer(question: Callable[[], None]) -> str:
+    try:
+        question()
+    except Unsupported as impossible:
+        return str(impossible) or type(impossible).__name__
+    return ""

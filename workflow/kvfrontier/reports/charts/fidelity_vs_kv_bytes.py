@@ -1,0 +1,26 @@
+"""Divergence from the full cache against KV memory."""
+
+from __future__ import annotations
+
+import altair as alt
+import pyarrow as pa
+
+from kvfrontier.reports.chart import chart
+from kvfrontier.reports.charts._scatter import MIB, log_axis, quality_sql, scatter
+
+
+@chart(
+    "How far the model's words move, for how much memory",
+    "Frontier",
+    sql=quality_sql("'kl_divergence'", "kv_bytes", "format('documents of {:,} tokens', context_tokens)", MIB),
+    missing="No fidelity was measured: add a `fidelity` workload to the campaign.",
+    order=20,
+)
+def fidelity_vs_kv_bytes(table: pa.Table) -> alt.FacetChart:
+    """Kullback-Leibler divergence of next-token distributions from the full cache's on natural text; the full cache
+    itself is 0. Down and to the left is better. Bars are 95 % t intervals over documents."""
+    return scatter(
+        table,
+        log_axis("KV cache of one document (MiB)"),
+        alt.Y("quality:Q", title="divergence from the full cache (nat)", scale=alt.Scale(zero=True)),
+    )

@@ -1,0 +1,26 @@
+"""Retention against KV memory."""
+
+from __future__ import annotations
+
+import altair as alt
+import pyarrow as pa
+
+from kvfrontier.reports.chart import chart
+from kvfrontier.reports.charts._scatter import MIB, log_axis, quality_sql, scatter
+
+
+@chart(
+    "What is still remembered, for how much memory",
+    "Frontier",
+    sql=quality_sql(
+        "'retention_correct', 'retention_contained'", "kv_bytes", "format('chats of {:,} tokens', context_tokens)", MIB
+    ),
+    missing="No retention was measured: add a `retention` workload to the campaign.",
+    order=10,
+)
+def retention_vs_kv_bytes(table: pa.Table) -> alt.FacetChart:
+    """Facts answered right, against the bytes the cache holds for one conversation (keys, values and the strategy's own
+    bookkeeping; logarithmic). Up and to the left is better. Numbers beside points are budgets, bars are 95 % Wilson
+    intervals, the grey line joins the points that no other point beats."""
+    y = alt.Y("quality:Q", title="facts answered right", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
+    return scatter(table, log_axis("KV cache of one conversation (MiB)"), y)

@@ -1,0 +1,101 @@
+"""What the page says beside its charts, as plain tables of text. Escaping is the template's."""
+
+from __future__ import annotations
+
+import duckdb
+
+from kvfrontier.analysis.table import TextTable
+from kvfrontier.units import format_seconds
+
+FAILED = ("error", "oom", "timeout")
+
+
+def headline(connection: duckdb.DuckDBPyConnection) -> str:
+    """What was measured, in one sentence."""
+    strategies, budgets, models, engines, devices, workloads = connection.sql("""
+        SELECT list(DISTINCT strategy ORDER BY strategy), list(DISTINCT budget ORDER BY budget), list(DISTINCT model),
+          list(DISTINCT engine), list(DISTINCT device), list(DISTINCT workload ORDER BY workload) FROM cells
+    """).fetchall()[0]
+    if not models:
+        return "The campaign has no cells."
+    known = [f"{budget:g}" for budget in budgets or [] if budget is not None]
+    at = f" at budgets {', '.join(known)}" if known else ""
+    return (
+        f"{_list(strategies)}{at}, on {_list(models)}, with {_list(engines)} on {_list(devices)}; "
+        f"workloads: {_list(workloads)}."
+    )
+
+
+def failures(connection: duckdb.DuckDBPyConnection) -> TextTable:
+    """Cells without a measurement, by status and reason."""
+    rows = connection.sql("""
+        SELECT status, count(*) AS cells, coalesce(reason, CASE status WHEN 'planned' THEN 'not run yet' ELSE '' END),
+          coalesce(reason_phase, ''), list(DISTINCT strategy ORDER BY strategy),
+          list(DISTINCT workload ORDER BY workload)
+        FROM cells WHERE status <> 'ok' GROUP BY ALL ORDER BY cells DESC, status, 3
+    """).fetchall()
+    return TextTable(
+        ("status", "cells", "reason", "phase", "strategies", "workloads"),
+        [
+            [status, str(count), reason, phase, _list(strategies), _list(workloads)]
+            for status, count, reason, phase, strategies, workloads in rows
+        ],
+        "Every planned cell was measured.",
+    )
+
+
+def guard_rails(connection: duckdb.DuckDBPyConnection) -> TextTable:
+    """May the retention figures be believed?"""
+    rows = connection.sql("""
+        SELECT model, engine_label, device, context_tokens, full_correct, no_context_correct, chance,
+          recent_only_correct, verdict || coalesce(': ' || reason, '') FROM guard_rails ORDER BY ALL
+    """).fetchall()
+    return TextTable(
+        (
+            "model",
+            "engine",
+            "device",
+            "context",
+            "full cache",
+            "question alone",
+            "chance",
+            "last tokens alone",
+            "verdict",
+        ),
+        [[*row[:3], f"{row[3]:,}" if row[3] else "", *(_share(value) for value in row[4:8]), row[8]] for row in rows],
+        "No retention was measured.",
+    )
+
+
+def provenance(connection: duckdb.DuckDBPyConnection) -> TextTable:
+    """Machines, code and packages behind the numbers; every value that occurs."""
+    values = connection.sql("""
+        SELECT entry.key, list(DISTINCT entry.value ORDER BY entry.value)
+        FROM (SELECT unnest(map_entries(provenance)) AS entry FROM cells
+              UNION ALL SELECT unnest(map_entries(packages)) FROM cells)
+        WHERE entry.key NOT IN ('load_average', 'concurrent_cells') GROUP BY ALL ORDER BY ALL
+    """).fetchall()
+    rows = [[key.replace("_", " "), _list(found)] for key, found in values]
+    started, ended, busy_s = connection.sql("""
+        SELECT min(started_at), max(started_at + to_microseconds(CAST(1e6 * coalesce(wall_s, 0) AS BIGINT))),
+          sum(wall_s)
+        FROM cells WHERE status NOT IN ('planned', 'unsupported', 'infeasible')
+    """).fetchall()[0]
+    if started:
+        rows += [["measured between", f"{started:%Y-%m-%d %H:%M} and {ended:%Y-%m-%d %H:%M} UTC"]]
+        rows += [["time in cells", format_seconds(busy_s or 0)]]
+    return TextTable(("fact", "value"), rows, "Nothing is measured yet.")
+
+
+def damaged_files(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Row files that the store could not read."""
+    return [name for (name,) in connection.sql("SELECT file FROM damaged_files ORDER BY ALL").fetchall()]
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _list(values: list[str], most: int = 12) -> str:
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(values[:most]) + more

@@ -1,0 +1,46 @@
+"""A chart as Vega-Lite, SVG and PNG; nothing is loaded from a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import vl_convert
+
+from kvfrontier.reports.chart import Chart, charts, data_of
+from kvfrontier.reports.style import themed
+from kvfrontier.store.files import write_atomically
+
+PNG_SCALE = 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its data in it; spec None: there is no data, and `chart.missing` says why."""
+
+    chart: Chart
+    spec: dict[str, Any] | None
+
+
+def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
+    """Every chart over the published database, in the order of the page."""
+    figures = []
+    for found in charts():
+        table = data_of(found, connection)
+        figures.append(Figure(found, themed(found.draw(table)) if table.num_rows else None))
+    return figures
+
+
+def export(figure: Figure, folder: Path) -> None:
+    """Write `<name>.svg` and `<name>.png`; a figure without data leaves none behind."""
+    svg, png = folder / f"{figure.chart.name}.svg", folder / f"{figure.chart.name}.png"
+    if figure.spec is None:
+        svg.unlink(missing_ok=True)
+        png.unlink(missing_ok=True)
+        return
+    # allowed_base_urls=[]: a spec that names an address is refused instead of fetched.
+    picture = vl_convert.vegalite_to_svg(figure.spec, allowed_base_urls=[])
+    write_atomically(svg, picture.encode())
+    write_atomically(png, vl_convert.svg_to_png(picture, scale=PNG_SCALE))

@@ -1,0 +1,86 @@
+"""The report: one HTML file that holds its charts, its data and all of its scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kvfrontier.analysis.choice import hints
+from kvfrontier.analysis.frontier import Group, compare, count_by_status
+from kvfrontier.analysis.table import choice_table, describe, title
+from kvfrontier.reports import content
+from kvfrontier.reports.figures import Figure, draw_all, export
+from kvfrontier.store.files import write_atomically
+from kvfrontier.store.query import open_database
+
+
+def write_report(campaign_dir: Path) -> Path:
+    """Write `report.html` and `figures/` from the published database; returns the page's path."""
+    with open_database(campaign_dir) as connection:
+        figures = draw_all(connection)
+        page = render(
+            campaign=campaign_dir.name,
+            figures=figures,
+            groups=compare(connection),
+            counts=count_by_status(connection),
+            headline=content.headline(connection),
+            rails=content.guard_rails(connection),
+            failures=content.failures(connection),
+            provenance=content.provenance(connection),
+            damaged=content.damaged_files(connection),
+        )
+    for figure in figures:
+        export(figure, campaign_dir / "figures")
+    return write_atomically(campaign_dir / "report.html", page.encode())
+
+
+def render(figures: list[Figure], groups: list[Group], **parts: Any) -> str:
+    """The page. Everything in it is escaped: names and reasons come from files and exceptions."""
+    categories = [
+        {"name": name, "anchor": re.sub(r"\W+", "-", name.lower()), "figures": list(members)}
+        for name, members in groupby(figures, key=lambda figure: figure.chart.category)
+    ]
+    specs = {figure.chart.name: figure.spec for figure in figures if figure.spec}
+    environment = Environment(
+        loader=PackageLoader("kvfrontier.reports", "."), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("page.html").render(
+        **parts,
+        categories=categories,
+        groups=[_shown(group) for group in groups],
+        modelled=any(group.source == "model" for group in groups),
+        failed=content.FAILED,
+        specs=script_json(specs) if specs else "",
+        bundle=_bundle() if specs else "",
+    )
+
+
+def script_json(value: Any) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e"))
+
+
+def _shown(group: Group) -> dict[str, Any]:
+    is_weak = group.verdict is not None and group.verdict["verdict"] == "uninformative"
+    return {
+        "title": title(group),
+        "settings": [(purpose, describe(setting)) for purpose, setting in group.settings.items()],
+        "warning": group.verdict["reason"] if is_weak else "",
+        "table": choice_table(group),
+        "hints": hints(group),
+    }
+
+
+@cache
+def _bundle() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed as one script, out of the installed package."""
+    return Markup(vl_convert.javascript_bundle().replace("</script", r"<\/script").replace("<!--", r"<\!--"))

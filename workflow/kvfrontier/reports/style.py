@@ -1,0 +1,116 @@
+"""One look for all charts: colours that colour-blind readers can tell apart, one colour and shape a strategy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import altair as alt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# Okabe and Ito; the full cache is always black, so that every chart has the same reference.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#5E4FA2")
+SHAPES = ("square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", "stroke")
+REFERENCE, REFERENCE_COLOUR, REFERENCE_SHAPE = "full", "#000000", "circle"
+PANEL_WIDTH, PANEL_HEIGHT, PANEL_COLUMNS = 420, 280, 2
+MOST_PANELS = 12
+PANEL_BREAK = " | "
+
+PANEL_SQL = "concat_ws(' · ', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
+"""SQL of the first line of a panel's heading; the second follows PANEL_BREAK."""
+CONFIGURATION_SQL = "concat_ws(' ', without_budget(strategy_label), format('{}', budget))"
+"""SQL of a short name of a configuration: strategy and budget."""
+PLACE_SQL = "dense_rank() OVER (ORDER BY strategy <> 'full', without_budget(strategy_label), budget, strategy_label)"
+"""SQL of a configuration's place in a list."""
+LEGEND = alt.Legend(title=None, orient="top", columns=3, symbolOpacity=1)
+FONT = "DejaVu Sans, Verdana, sans-serif"
+
+
+def inline(table: pa.Table) -> alt.InlineData:
+    """The rows as they go into the page: NaN and infinities as null (JSON has none). No limit of rows."""
+    return alt.InlineData(values=[{key: _plain(value) for key, value in row.items()} for row in table.to_pylist()])
+
+
+def first_panels(table: pa.Table) -> pa.Table:
+    """At most MOST_PANELS different values of `panel`, in order of appearance: a page is to be read."""
+    kept = list(dict.fromkeys(table["panel"].to_pylist()))[:MOST_PANELS]
+    return table.filter(pc.is_in(table["panel"], pa.array(kept, table.schema.field("panel").type)))
+
+
+def series_names(table: pa.Table) -> list[str]:
+    """The strategies in `series`, the full cache first."""
+    return sorted(set(table["series"].to_pylist()), key=lambda name: (name != REFERENCE, name))
+
+
+def series_colour(table: pa.Table) -> alt.Color:
+    """Colour by strategy, with a legend above the chart."""
+    names = series_names(table)
+    colours = iter(COLOURS * (len(names) // len(COLOURS) + 1))
+    scale = alt.Scale(domain=names, range=[REFERENCE_COLOUR if name == REFERENCE else next(colours) for name in names])
+    return alt.Color("series:N", scale=scale, legend=LEGEND)
+
+
+def series_shape(table: pa.Table) -> alt.Shape:
+    """Shape by strategy: colour is never the only sign."""
+    names = series_names(table)
+    shapes = iter(SHAPES * (len(names) // len(SHAPES) + 1))
+    scale = alt.Scale(domain=names, range=[REFERENCE_SHAPE if name == REFERENCE else next(shapes) for name in names])
+    return alt.Shape("series:N", scale=scale, legend=LEGEND)
+
+
+def point_fill(table: pa.Table) -> dict[str, Any]:
+    """Settings of a point mark: filled where measured, hollow where modelled."""
+    sources = set(table["source"].to_pylist())
+    if sources == {"measured"}:
+        return {"filled": True}
+    if sources == {"model"}:
+        return {"filled": False, "fill": "#ffffff"}
+    return {"fill": alt.expr("datum.source == 'model' ? '#ffffff' : scale('color', datum.series)")}
+
+
+def configurations(table: pa.Table) -> list[str]:
+    """The values of `configuration` in order of `place`."""
+    places = dict(zip(table["configuration"].to_pylist(), table["place"].to_pylist(), strict=True))
+    return sorted(places, key=lambda name: places[name])
+
+
+def panel_facet(table: pa.Table, width: int = PANEL_WIDTH) -> alt.Facet:
+    """Panels in the order of the rows; `panel` holds a bold heading's lines, separated by PANEL_BREAK."""
+    header = alt.Header(labelFontWeight="bold", labelLimit=width, labelExpr=f"split(datum.label, '{PANEL_BREAK}')")
+    return alt.Facet("panel:N", sort=list(dict.fromkeys(table["panel"].to_pylist())), title=None, header=header)
+
+
+def in_panels(layers: alt.LayerChart, table: pa.Table, height: int = PANEL_HEIGHT, **resolve: str) -> alt.FacetChart:
+    """One panel for each value of `panel`; `resolve` names axes that every panel scales for itself."""
+    columns = min(PANEL_COLUMNS, len(set(table["panel"].to_pylist())))
+    return (
+        layers.properties(width=PANEL_WIDTH, height=height)
+        .facet(panel_facet(table), columns=columns, data=inline(table))
+        .resolve_scale(**resolve)
+    )
+
+
+def themed(drawn: alt.TopLevelMixin) -> dict[str, Any]:
+    """The chart's Vega-Lite, with the look all charts share."""
+    spec = drawn.to_dict()
+    spec.setdefault("config", {}).update(
+        background="#ffffff",
+        font=FONT,
+        view={"stroke": "#d0d0d0", "continuousWidth": PANEL_WIDTH, "continuousHeight": PANEL_HEIGHT},
+        axis={
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "gridColor": "#ececec",
+            "labelLimit": 230,
+        },
+        legend={"labelFontSize": 12, "titleFontSize": 12, "titleLimit": 320, "labelLimit": 320, "symbolSize": 90},
+        header={"labelFontSize": 12, "titleFontSize": 12},
+        facet={"spacing": 24},
+    )
+    return spec
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,66 @@
+"""One line that says how far a shard is: rewritten in place on a terminal, now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from typing import TextIO
+
+from kvfrontier.units import format_seconds
+
+TERMINAL_INTERVAL_S = 0.2
+FILE_INTERVAL_S = 10.0
+_CLEAR = "\r\x1b[2K"
+
+
+class Progress:
+    """Counts cells as they finish. `total` includes what is settled already."""
+
+    def __init__(self, name: str, total: int, settled: Counter[str], stream: TextIO | None = None):
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._name, self._total = name, total
+        self._counts = Counter(settled)
+        self._settled = settled.total()
+        self._start_s = self._shown_s = time.monotonic()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Cells by status so far."""
+        return Counter(self._counts)
+
+    def add(self, status: str) -> None:
+        """One more cell has ended."""
+        self._counts[status] += 1
+        interval_s = TERMINAL_INTERVAL_S if self._is_terminal else FILE_INTERVAL_S
+        if time.monotonic() - self._shown_s >= interval_s:
+            self.show()
+
+    def show(self) -> None:
+        """Write the line now."""
+        self._shown_s = time.monotonic()
+        start, end = (_CLEAR, "") if self._is_terminal else ("", "\n")
+        self._stream.write(f"{start}{self.line()}{end}")
+        self._stream.flush()
+
+    def line(self) -> str:
+        """`model.torch.cpu: 12 of 40 cells, 1 error, 3 min 20 s left`."""
+        done = self._counts.total()
+        parts = [f"{self._name}: {done} of {self._total} cells", *_failures(self._counts)]
+        measured = done - self._settled
+        if measured and done < self._total:
+            left_s = (time.monotonic() - self._start_s) / measured * (self._total - done)
+            parts.append(f"about {format_seconds(left_s)} left")
+        return ", ".join(parts)
+
+    def close(self) -> None:
+        """Write the summary."""
+        took = format_seconds(time.monotonic() - self._start_s)
+        statuses = ", ".join(f"{count} {status}" for status, count in sorted(self._counts.items())) or "no cells"
+        self._stream.write(f"{_CLEAR if self._is_terminal else ''}{self._name}: {statuses}; took {took}\n")
+        self._stream.flush()
+
+
+def _failures(counts: Counter[str]) -> list[str]:
+    return [f"{counts[status]} {status}" for status in ("error", "timeout", "oom") if counts[status]]

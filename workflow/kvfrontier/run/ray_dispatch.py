@@ -1,0 +1,174 @@
+"""Engine workers as Ray actors, on a private Ray of this driver or on a running cluster. Only this file imports ray.
+
+`ray` is imported when a pool is opened: a shard with nothing to measure never pays for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvfrontier.errors import Unavailable
+from kvfrontier.plan.project import Project
+from kvfrontier.run.schedule import Died
+from kvfrontier.run.worker import EngineWorker, Report, Task
+
+logger = logging.getLogger(__name__)
+
+START_TRIES = 3
+OBJECT_STORE_BYTES = 80 * 2**20  # rows go to disk, not through Ray; its default is 30 % of the machine's memory
+EXIT_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where workers run and what each takes. `address`: a running Ray cluster, or empty for one of our own."""
+
+    workers: int = 1
+    threads: int = 1
+    gpus: float = 0.0
+    address: str = ""
+
+
+@dataclass
+class RayPool:
+    """See `schedule.Pool`."""
+
+    ray: Any
+    placement: Placement
+    project: Project
+    campaign_dir: Path
+    _actors: dict[int, Any] = field(default_factory=dict)
+    _pids: dict[int, Any] = field(default_factory=dict)  # worker -> reference to its process id
+    _calls: dict[Any, int] = field(default_factory=dict)
+
+    def start(self, worker: int) -> None:
+        self.stop(worker)
+        actor_class = self.ray.remote(EngineWorker).options(
+            num_cpus=self.placement.threads, num_gpus=self.placement.gpus, max_restarts=0, max_task_retries=0
+        )
+        self._actors[worker] = actor_class.remote(self.project, self.campaign_dir)
+        self._pids[worker] = self._actors[worker].pid.remote()
+
+    def stop(self, worker: int) -> None:
+        actor = self._actors.pop(worker, None)
+        if actor is None:
+            return
+        for call in [call for call, owner in self._calls.items() if owner == worker]:
+            del self._calls[call]
+        self.ray.kill(actor, no_restart=True)
+        self._see_it_gone(self._pids.pop(worker))
+
+    def submit(self, worker: int, task: Task, concurrent_cells: int) -> None:
+        self._calls[self._actors[worker].run.remote(task, concurrent_cells)] = worker
+
+    def wait(self, timeout_s: float) -> list[tuple[int, Report | Died]]:
+        ready, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=timeout_s)
+        return [(self._calls.pop(call), self._result(call)) for call in ready]
+
+    def _result(self, call: Any) -> Report | Died:
+        try:
+            return self.ray.get(call)
+        except (self.ray.exceptions.OutOfMemoryError, self.ray.exceptions.RayActorError) as error:
+            text = " ".join(str(error).split())
+            return Died(text, is_oom="OutOfMemory" in type(error).__name__ or "memory pressure" in text)
+
+    def _see_it_gone(self, pid_call: Any) -> None:
+        """A worker stuck in native code may outlive `ray.kill`; on our own machine make sure, and free its memory."""
+        if self.placement.address:
+            return
+        try:
+            pid = self.ray.get(pid_call, timeout=0.1)
+        except (self.ray.exceptions.GetTimeoutError, self.ray.exceptions.RayError):
+            return  # it never came up, or is gone
+        deadline_s = time.monotonic() + EXIT_PATIENCE_S
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline_s:
+                os.kill(pid, 0)
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    return
+                time.sleep(0.02)
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iterator[RayPool]:
+    """Start Ray (or join the cluster at `placement.address`), and leave no process and no file of it behind."""
+    folder = _temporary_folder()
+    _set_environment(placement)
+    import ray
+
+    try:
+        _connect(ray, placement, folder)
+        yield RayPool(ray, placement, project, campaign_dir)
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _set_environment(placement: Placement) -> None:
+    """What Ray and its workers read from the environment; must stand before ray is imported."""
+    os.environ.update(
+        OMP_NUM_THREADS=str(placement.threads),  # otherwise Ray picks one
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    )
+    if not placement.address:
+        os.environ.pop("RAY_ADDRESS", None)  # an inherited one would make us join a foreign cluster
+        # A token of our own: other users of the machine cannot reach this Ray, and no file in the home folder matters.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+
+def _connect(ray: Any, placement: Placement, folder: Path) -> None:
+    if placement.address:
+        environment = {"env_vars": {"OMP_NUM_THREADS": str(placement.threads)}}
+        try:
+            ray.init(placement.address, runtime_env=environment, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, ray.exceptions.RayError, ValueError) as error:
+            raise Unavailable(f"no Ray cluster answers at {placement.address}: {error}") from error
+        return
+    for attempt in range(1, START_TRIES + 1):
+        try:
+            ray.init(
+                "local",
+                num_cpus=placement.workers * placement.threads,
+                num_gpus=round(placement.workers * placement.gpus),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _temp_dir=str(folder),
+            )
+            return
+        except (RuntimeError, ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
+            # Ray gives its node process a fixed 30 s, too little on a machine that is busy.
+            logger.warning("Ray did not start (try %d of %d): %s", attempt, START_TRIES, error)
+            ray.shutdown()
+            if attempt == START_TRIES:
+                raise Unavailable(f"Ray did not start in {START_TRIES} tries; its logs: {folder}. {error}") from error
+
+
+def _temporary_folder() -> Path:
+    """A folder with a short path (Ray's sockets live in it: 107 bytes), named after this process.
+
+    Folders of drivers that were killed are removed on the way.
+    """
+    base = Path("/tmp")
+    for old in base.glob(f"kvf-{os.getuid()}-*"):
+        pid = old.name.rpartition("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = base / f"kvf-{os.getuid()}-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder

@@ -1,0 +1,88 @@
+"""What the Snakefile needs of a campaign: its plan, the paths of its files, and the lock on its results."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from kvfrontier import __version__
+from kvfrontier.plan.disk import PlanIndex, prepare, read_index
+from kvfrontier.plan.project import Project, declared_name
+from kvfrontier.store.files import write_atomically
+from kvfrontier.store.ledger import drop_untrue, ledger_file
+from kvfrontier.store.lock import acquire
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CampaignFiles:
+    """Paths of the files that rules exchange. `lock`: the descriptor that holds the campaign, or None."""
+
+    index: PlanIndex
+    lock: int | None = None
+
+    @property
+    def campaign(self) -> str:
+        return self.index.campaign
+
+    @property
+    def campaign_dir(self) -> Path:
+        """Relative where it is inside the working folder, so that nothing Snakemake notes breaks when that is moved."""
+        folder, here = self.index.campaign_dir, Path.cwd()
+        return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+    @property
+    def ledgers(self) -> list[str]:
+        """What `measure` jobs produce, one a shard."""
+        return [str(ledger_file(self.campaign_dir, shard.name)) for shard in self.index.shards]
+
+    @property
+    def published(self) -> str:
+        """A file that changes when the set of shards does: a shard that was taken out leaves no newer ledger behind."""
+        return str(self.campaign_dir / "plan" / "published.json")
+
+    def inputs_of(self, wildcards: Any) -> list[str]:
+        """Receipts of what a shard's cells read."""
+        model = next(shard.model for shard in self.index.shards if shard.name == wildcards.shard)
+        wanted = [("model", model)] if model in self.index.models else []
+        wanted += [("data", name) for name in self.index.data]
+        return [str(self.campaign_dir / "inputs" / kind / f"{quote(name, safe='')}.json") for kind, name in wanted]
+
+    @staticmethod
+    def decoded(name: str) -> str:
+        """A model's name from the name of its receipt."""
+        return unquote(name)
+
+
+def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> CampaignFiles:
+    """Make or reuse the plan, and remove ledgers that no longer tell the truth.
+
+    is_main: False in a job that Snakemake started, which only reads the plan.
+    is_dry: nothing will run, so the campaign is not locked.
+    """
+    project = Project.find()
+    if not is_main:
+        name = declared_name(project.campaign_file(name_or_path))
+        return CampaignFiles(read_index(project.campaign_dir(name)))
+    index = prepare(project, name_or_path)
+    # Held until this process ends, however it ends: after `kill -9` there is nothing to unlock.
+    lock = None if is_dry else acquire(index.campaign_dir / ".lock", f"campaign {index.campaign}")
+    for line in drop_untrue(index.campaign_dir, index.shards, index.max_attempts):
+        logger.warning("to measure again: %s", line)
+    files = CampaignFiles(index, lock)
+    _note_published(files)
+    return files
+
+
+def _note_published(files: CampaignFiles) -> None:
+    """Touch `published` only when what it says changes, so that its time means something."""
+    path = Path(files.published)
+    content = {"kvfrontier": __version__, "shards": [shard.name for shard in files.index.shards]}
+    data = json.dumps(content, indent=1).encode()
+    if not path.exists() or path.read_bytes() != data:
+        write_atomically(path, data)

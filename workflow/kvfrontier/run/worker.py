@@ -1,0 +1,84 @@
+"""What lives inside an engine actor: a loaded model, one cell after another, each row stored before it is reported."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvfrontier.errors import KVFrontierError
+from kvfrontier.run.cell_runner import Sessions, run_cell
+from kvfrontier.store.rows import write_row
+from kvfrontier.units import format_bytes
+
+if TYPE_CHECKING:
+    from kvfrontier.plan.planned import PlannedCell
+    from kvfrontier.plan.project import Project
+
+MEMORY_GROWTH_BYTES = 2 * 2**30
+RECYCLED = frozenset({"oom", "error", "timeout"})
+
+
+class Task(NamedTuple):
+    """One cell to run, and which try at it this is."""
+
+    planned: PlannedCell
+    attempt: int
+
+
+class Report(NamedTuple):
+    """What the driver learns of a finished cell; the row itself is on disk by then.
+
+    recycle: why this worker should be replaced, or empty. fatal: why the whole shard must stop, or empty.
+    """
+
+    status: str
+    reason: str = ""
+    phase: str = ""
+    wall_s: float = 0.0
+    recycle: str = ""
+    fatal: str = ""
+
+
+class EngineWorker:
+    """Runs cells of one shard in this process."""
+
+    def __init__(self, project: Project, campaign_dir: Path):
+        self._campaign_dir = campaign_dir
+        self._sessions = Sessions(project)
+        self._baseline_bytes: int | None = None
+
+    def pid(self) -> int:
+        """Process id, for a driver on the same machine."""
+        return os.getpid()
+
+    def run(self, task: Task, concurrent_cells: int) -> Report:
+        """Run one cell and store its row."""
+        row = run_cell(task.planned, self._sessions, task.attempt, concurrent_cells)
+        try:
+            write_row(self._campaign_dir, row)
+        except KVFrontierError as error:
+            return Report(row["status"], fatal=str(error))
+        recycle = f"after {row['status']}" if row["status"] in RECYCLED else self._leak()
+        return Report(row["status"], row["reason"] or "", row["reason_phase"] or "", row["wall_s"], recycle)
+
+    def _leak(self) -> str:
+        """Empty, or by how much memory has grown since the first cell although everything was let go of."""
+        if self._baseline_bytes is None:
+            self._baseline_bytes = held_bytes()
+        if held_bytes() - self._baseline_bytes < MEMORY_GROWTH_BYTES:
+            return ""
+        self._sessions.forget()
+        gc.collect()
+        growth = held_bytes() - self._baseline_bytes
+        return f"{format_bytes(growth)} more memory than after the first cell" if growth > MEMORY_GROWTH_BYTES else ""
+
+
+def held_bytes() -> int:
+    """Memory this process holds: resident, and what torch has allocated on the current CUDA device."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    torch = sys.modules.get("torch")
+    on_device = torch.cuda.memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + on_device

@@ -1,0 +1,58 @@
+"""Files that are whole or absent: written aside, fsynced, renamed. What the disk refuses becomes a clear message."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvfrontier.errors import Unavailable
+
+_MEANING = {
+    errno.ENOSPC: "the disk is full; free some space there, or set KVFRONTIER_RESULTS to a folder on another disk",
+    errno.EDQUOT: "your disk quota is used up; free some space, or set KVFRONTIER_RESULTS to a folder on another disk",
+    errno.EROFS: "the file system is read-only; set KVFRONTIER_RESULTS to a folder you can write to",
+    errno.EACCES: "you may not write there; set KVFRONTIER_RESULTS to a folder you can write to",
+    errno.EPERM: "you may not write there; set KVFRONTIER_RESULTS to a folder you can write to",
+}
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a full disk, a read-only folder or a missing permission below into Unavailable that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _MEANING:
+            raise
+        raise Unavailable(f"cannot write {path}: {_MEANING[error.errno]}.") from error
+
+
+def write_atomically(path: Path, data: bytes) -> Path:
+    """Replace `path` by `data`; after a crash at any point the old file or the new one is there, never half of one."""
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable (a rename is only safe once its folder is)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,64 @@
+"""Cell files into parts. Append-only: a part is on disk and readable before what went into it is removed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from kvfrontier.store.ledger import write_ledger
+from kvfrontier.store.lock import held
+from kvfrontier.store.parts import Damaged, group_of, list_parts, read_part, set_aside, write_part
+from kvfrontier.store.rows import cell_file, read_cell_file, without_repeats
+from kvfrontier.store.schema import ROW
+
+SMALL_PART_BYTES = 8 * 2**20
+MAX_SMALL_PARTS = 8
+
+logger = logging.getLogger(__name__)
+
+
+def fold(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
+    """Move the shard's loose rows into a part and write its ledger; returns the ledger's path.
+
+    A crash at any point loses nothing and counts nothing twice: what is in a part already is only removed.
+    """
+    group = group_of(shard)
+    with held(campaign_dir / "store" / ".lock", "folding rows into parts"):
+        loose = [path for fingerprint in fingerprints if (path := cell_file(campaign_dir, fingerprint)).exists()]
+        rows = _read_sound(loose, read_cell_file)
+        if rows:
+            write_part(campaign_dir, group, pa.concat_tables(rows))
+        for path in loose:
+            path.unlink(missing_ok=True)
+        _compact(campaign_dir, group)
+        return write_ledger(campaign_dir, shard, fingerprints)
+
+
+def _compact(campaign_dir: Path, group: str) -> None:
+    """Merge a group's small parts once there are many, so that a hundred re-runs do not leave a hundred files."""
+    small = [path for path in list_parts(campaign_dir, group) if path.stat().st_size < SMALL_PART_BYTES]
+    if len(small) <= MAX_SMALL_PARTS:
+        return
+    merged = without_repeats(pa.concat_tables([ROW.empty_table(), *_read_sound(small, read_part)]))
+    kept = write_part(campaign_dir, group, merged)
+    for path in small:
+        if path != kept:
+            path.unlink(missing_ok=True)
+
+
+def _read_sound(paths: list[Path], read: Callable[[Path], pa.Table]) -> list[pa.Table]:
+    """What can be read; the rest is set aside (and missing from `paths` afterwards), named in the log."""
+    tables = []
+    for path in list(paths):
+        try:
+            tables.append(read(path))
+        except Damaged as damage:
+            paths.remove(path)
+            logger.warning("%s; kept as %s", damage, set_aside(path).name)
+        except OSError as error:
+            paths.remove(path)
+            logger.warning("%s: cannot be read (%s); left where it is", path, error.strerror)
+    return tables

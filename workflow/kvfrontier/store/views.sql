@@ -1,0 +1,173 @@
+-- What a published campaign holds. Input: the temporary tables `planned`, `parameters`, `stored` (every row ever),
+-- `metrics`, and the macro `t_quantile_975`. Everything is a table, so the file can be copied.
+
+CREATE MACRO t_half_width(sd, n) AS CASE WHEN n > 1 THEN t_quantile_975(n - 1) * sd / sqrt(n) END;
+
+CREATE MACRO wilson_half_width(share, n) AS
+  1.959963984540054 / (1 + 1.959963984540054 ** 2 / n) * sqrt(share * (1 - share) / n + (1.959963984540054 / (2 * n)) ** 2);
+CREATE MACRO wilson_center(share, n) AS
+  (share + 1.959963984540054 ** 2 / (2 * n)) / (1 + 1.959963984540054 ** 2 / n);
+CREATE MACRO wilson_low(share, n) AS greatest(0, wilson_center(share, n) - wilson_half_width(share, n));
+CREATE MACRO wilson_high(share, n) AS least(1, wilson_center(share, n) + wilson_half_width(share, n));
+
+-- Not dominated: no row of the same group is at least as good in both and better in one. Higher is better for both.
+CREATE MACRO is_on_frontier(gain, other_gain, group_key) AS
+  gain = max(gain) OVER (PARTITION BY group_key ORDER BY other_gain DESC
+                         RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+  AND coalesce(gain > max(gain) OVER (PARTITION BY group_key ORDER BY other_gain DESC
+                                      GROUPS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true);
+
+-- `h2o(budget=0.3)` from {"name": "h2o", "budget": 0.3}
+CREATE MACRO component_label(component) AS
+  (component->>'name') || CASE WHEN len(json_keys(component)) < 2 THEN '' ELSE '(' || array_to_string(list_transform(
+    list_filter(list_sort(json_keys(component)), lambda key: key <> 'name'),
+    lambda key: key || '=' || (component->>key)), ', ') || ')' END;
+
+-- `h2o(budget=0.3, decode_evict=off)` -> `h2o(decode_evict=off)`: one line of a chart
+CREATE MACRO without_budget(label) AS replace(replace(
+  regexp_replace(label, '\bbudget=[^,)]+(, )?', ''), ', )', ')'), '()', '');
+
+-- every row that was ever stored
+CREATE TABLE history AS
+SELECT s.cell_id, s.fingerprint, p.fingerprint IS NOT NULL AS is_planned,
+  p.fingerprint IS NOT NULL AND row_number() OVER (PARTITION BY s.fingerprint ORDER BY s.attempt DESC) = 1 AS is_current,
+  s.status, s.reason, s.reason_class, s.reason_phase, s.reason_detail, s.reason_bytes,
+  s.cell->>'$.model' AS model, s.cell->>'$.engine.name' AS engine, s.cell->>'$.device' AS device,
+  s.cell->>'$.strategy.name' AS strategy, coalesce(p.strategy_label, component_label(s.cell::JSON->'$.strategy')) AS strategy_label,
+  s.cell->>'$.workload.name' AS workload, component_label(s.cell::JSON->'$.workload') AS workload_label,
+  s.achieved_budget, s.source, s.attempt, s.started_at, s.wall_s, s.parts, s.provenance, s.cell, s.measurements
+FROM stored s LEFT JOIN planned p USING (fingerprint);
+
+CREATE TABLE cells AS
+SELECT p.cell_id, p.fingerprint, p.shard,
+  coalesce(h.status, p.status, 'planned') AS status, coalesce(h.reason, nullif(p.reason, '')) AS reason,
+  h.reason_class, h.reason_phase,
+  p.model, p.engine, component_label(p.cell::JSON->'$.engine') AS engine_label, p.device, p.strategy, p.strategy_label,
+  p.budget::DOUBLE AS budget, h.achieved_budget,
+  p.workload, component_label(p.cell::JSON->'$.workload') AS workload_label, p.task,
+  p.batch_size, p.context_tokens, p.output_tokens, p.seed, coalesce(h.source, p.source) AS source,
+  h.attempt, h.started_at, h.wall_s, h.provenance['host'] AS host, h.provenance['git_revision'] AS git,
+  map_from_entries(list_filter(map_entries(h.parts), lambda part: starts_with(part.key, 'package'))) AS packages,
+  h.provenance, parameters.* EXCLUDE (cell_id)
+FROM planned p LEFT JOIN (FROM history WHERE is_current) h USING (fingerprint)
+JOIN parameters ON parameters.cell_id = p.cell_id;
+
+CREATE TABLE measurements AS
+SELECT raw.cell_id, raw.m.metric, nullif(raw.m.phase, '') AS phase, raw.m.repeat, raw.m.request, raw.m.turn,
+  raw.m.layer, raw.m.head, CASE WHEN isfinite(raw.m.value) THEN raw.m.value END AS value, metrics.unit
+FROM (SELECT cell_id, unnest(measurements) AS m FROM history WHERE is_current) raw
+LEFT JOIN metrics ON metrics.metric = raw.m.metric;
+
+-- One observation. Timed work is one a repeat (requests of a batch are not independent), else one a request, else one a
+-- turn; what is finer (layers, heads, turns of a request) is averaged first. Of a proportion every item is one.
+CREATE TEMP TABLE observations_by_phase AS
+SELECT cell_id, metric, phase, 'value' AS kind, coalesce(repeat, request, turn, 0) AS unit,
+  avg(value) AS value, bool_or(repeat IS NOT NULL) AS is_repeat
+FROM measurements WHERE metric NOT IN (SELECT metric FROM metrics WHERE kind = 'proportion') AND value IS NOT NULL
+GROUP BY ALL
+UNION ALL
+SELECT cell_id, metric, phase, 'proportion', 0, value, false
+FROM measurements WHERE metric IN (SELECT metric FROM metrics WHERE kind = 'proportion') AND value IS NOT NULL;
+
+-- The phases of a quality are settings of its items (the depth of a fact): phase NULL is all of them together.
+CREATE TEMP VIEW observations AS
+FROM observations_by_phase
+UNION ALL
+SELECT * REPLACE (NULL AS phase) FROM observations_by_phase
+WHERE phase IS NOT NULL AND metric IN (SELECT metric FROM metrics WHERE role = 'quality' OR kind = 'proportion');
+
+CREATE MACRO interval_low(kind, mean, sd, n) AS
+  CASE WHEN kind = 'proportion' THEN wilson_low(mean, n) ELSE mean - t_half_width(sd, n) END;
+CREATE MACRO interval_high(kind, mean, sd, n) AS
+  CASE WHEN kind = 'proportion' THEN wilson_high(mean, n) ELSE mean + t_half_width(sd, n) END;
+
+CREATE TABLE summary AS
+SELECT o.cell_id, o.metric, o.phase, n, mean, median, sd, sd / nullif(abs(mean), 0) AS cv,
+  interval_low(o.kind, mean, sd, n) AS ci_low, interval_high(o.kind, mean, sd, n) AS ci_high,
+  CASE WHEN is_repeat THEN coalesce(sd / nullif(abs(mean), 0), 0) > 0.10 END AS noisy, metrics.unit
+FROM (SELECT cell_id, metric, phase, kind, count(*) AS n, avg(value) AS mean, median(value) AS median,
+        stddev_samp(value) AS sd, bool_or(is_repeat) AS is_repeat
+      FROM observations GROUP BY ALL) o
+LEFT JOIN metrics USING (metric);
+
+-- The same statistics with the seeds of one configuration pooled: what charts and frontiers show.
+CREATE TABLE configurations AS
+SELECT o.* EXCLUDE (sd), sd, interval_low(kind, mean, sd, n) AS ci_low, interval_high(kind, mean, sd, n) AS ci_high
+FROM (SELECT model, engine, engine_label, device, strategy, strategy_label, budget, workload, workload_label, task,
+        batch_size, context_tokens, output_tokens, source, metric, phase, kind,
+        count(DISTINCT cell_id) AS cells, count(*) AS n, avg(value) AS mean, stddev_samp(value) AS sd
+      FROM observations JOIN cells USING (cell_id) WHERE status = 'ok' GROUP BY ALL) o;
+
+-- Bytes that the cache holds, all tiers, the strategy's own bookkeeping included, at the phase where they are most.
+CREATE TEMP TABLE kv_costs AS
+SELECT model, engine_label, device, strategy_label, workload_label, source, batch_size, context_tokens, output_tokens,
+  sum(bytes) FILTER (metric <> 'kv_full_bytes') AS kv_bytes,
+  sum(bytes) FILTER (metric <> 'kv_full_bytes') / max(bytes) FILTER (metric = 'kv_full_bytes') AS kv_share
+FROM (SELECT model, engine_label, device, strategy_label, workload_label, source, batch_size, context_tokens, output_tokens,
+        metric, max(mean) AS bytes
+      FROM configurations WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_aux_bytes', 'kv_full_bytes')
+      GROUP BY ALL)
+GROUP BY ALL;
+
+CREATE TABLE costs AS
+SELECT * EXCLUDE (kv_bytes, kv_share), 'kv_bytes' AS cost_metric, kv_bytes AS cost, NULL::DOUBLE AS cost_low,
+  NULL::DOUBLE AS cost_high, 'B' AS cost_unit, 'lower' AS cost_better
+FROM kv_costs WHERE kv_bytes IS NOT NULL
+UNION ALL
+SELECT * EXCLUDE (kv_bytes, kv_share), 'kv_share', kv_share, NULL, NULL, 'share of the full cache', 'lower'
+FROM kv_costs WHERE kv_share IS NOT NULL
+UNION ALL
+SELECT model, engine_label, device, strategy_label, workload_label, source, batch_size, context_tokens, output_tokens,
+  metric, mean, ci_low, ci_high, unit, better
+FROM configurations JOIN metrics USING (metric) WHERE role = 'cost' AND phase IS NULL;
+
+-- Quality of a configuration against its cost: KV bytes of the same cells, times of the speed cells of the same strategy.
+CREATE TABLE frontier AS
+SELECT model, engine, engine_label, device, strategy, strategy_label, budget, workload, workload_label, context_tokens,
+  quality_metric, quality, quality_low, quality_high, quality_n, quality_unit, quality_better,
+  cost_metric, cost, cost_low, cost_high, cost_unit, cost_better, cost_workload_label, cost_batch_size,
+  cost_context_tokens, cost_output_tokens, source,
+  is_on_frontier(CASE quality_better WHEN 'lower' THEN -quality ELSE quality END,
+                 CASE cost_better WHEN 'lower' THEN -cost ELSE cost END,
+                 (model, engine_label, device, source, workload_label, quality_metric, cost_metric, cost_workload_label))
+    AS on_frontier
+FROM (
+  SELECT q.model, q.engine, q.engine_label, q.device, q.strategy, q.strategy_label, q.budget, q.workload, q.workload_label,
+    q.context_tokens, q.metric AS quality_metric, q.mean AS quality, q.ci_low AS quality_low, q.ci_high AS quality_high,
+    q.n AS quality_n, metrics.unit AS quality_unit, metrics.better AS quality_better, c.cost_metric, c.cost, c.cost_low,
+    c.cost_high, c.cost_unit, c.cost_better, c.workload_label AS cost_workload_label, c.batch_size AS cost_batch_size,
+    c.context_tokens AS cost_context_tokens, c.output_tokens AS cost_output_tokens,
+    CASE WHEN 'model' IN (q.source, c.source) THEN 'model' ELSE 'measured' END AS source
+  FROM configurations q JOIN metrics ON metrics.metric = q.metric AND role = 'quality' AND q.phase IS NULL
+  JOIN costs c ON c.model = q.model AND c.engine_label = q.engine_label AND c.device = q.device
+    AND c.strategy_label = q.strategy_label
+    AND (c.workload_label = q.workload_label OR cost_metric NOT IN ('kv_bytes', 'kv_share'))
+);
+
+-- May a retention figure be believed? The full cache must answer, the question alone must not, nor the last tokens alone.
+CREATE TABLE guard_rails AS
+WITH chances AS (
+  SELECT cell_id, 1 / TRY_CAST(parameters::JSON->'workload'->>'alternatives' AS DOUBLE) AS chance FROM planned
+), rails AS (
+  SELECT model, engine_label, device, workload_label, context_tokens,
+    max(n) FILTER (starts_with(metric, 'retention_') AND strategy = 'full') AS full_n,
+    max(mean) FILTER (starts_with(metric, 'retention_') AND strategy = 'full') AS full_correct,
+    max(mean) FILTER (metric = 'control_no_context') AS no_context_correct,
+    max(ci_low) FILTER (metric = 'control_no_context') AS no_context_low,
+    max(mean) FILTER (metric = 'control_recent_only') AS recent_only_correct
+  FROM configurations WHERE phase IS NULL AND kind = 'proportion'
+  GROUP BY ALL HAVING count(*) FILTER (starts_with(metric, 'retention_')) > 0
+), judged AS (
+  SELECT rails.*, chance, concat_ws('; ',
+    CASE WHEN full_correct IS NULL THEN 'no full-cache cell was measured'
+         WHEN full_correct < 0.8 THEN format('the full cache answers only {:.0f} %', 100 * full_correct) END,
+    CASE WHEN no_context_low > coalesce(chance, 0) AND no_context_correct > coalesce(chance, 0) + 0.2
+         THEN format('the question alone gives {:.0f} %, well above chance', 100 * no_context_correct) END,
+    CASE WHEN recent_only_correct > 0.5 * full_correct
+         THEN format('the last tokens alone give {:.0f} %', 100 * recent_only_correct) END) AS reasons
+  FROM rails LEFT JOIN (SELECT workload_label, max(chance) AS chance FROM chances JOIN cells USING (cell_id) GROUP BY ALL)
+    USING (workload_label)
+)
+SELECT * EXCLUDE (reasons), CASE WHEN reasons = '' THEN 'informative' ELSE 'uninformative' END AS verdict,
+  nullif(reasons, '') AS reason
+FROM judged;

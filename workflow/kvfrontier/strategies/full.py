@@ -1,0 +1,11 @@
+"""The full cache: the reference that every strategy is compared with."""
+
+from __future__ import annotations
+
+from kvfrontier.strategies import strategy
+from kvfrontier.strategies.base import Strategy
+
+
+@strategy("full")
+class Full(Strategy):
+    """Keep every token."""

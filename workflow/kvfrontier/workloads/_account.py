@@ -1,0 +1,89 @@
+"""What a cache held, by tier, layer and head: measured bytes and kept tokens, and the proof that a strategy acted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kvfrontier.errors import KVFrontierError
+from kvfrontier.metrics import ACHIEVED_BUDGET, KEPT_TOKENS, KV_FULL_BYTES, Measurement
+from kvfrontier.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvfrontier.engines.base import Sequences, Session
+    from kvfrontier.strategies.base import Strategy
+
+PROBE_TOKENS = 8
+
+
+class KVAccount:
+    """Readings of several batches of one cell, averaged over their sequences: bytes and tokens of *one* sequence."""
+
+    def __init__(self, session: Session):
+        self.full_bytes_per_token = _full_bytes_per_token(session)
+        self.sequences: Counter[str] = Counter()  # by phase
+        self.bytes: Counter[tuple[str, str]] = Counter()  # by (metric, phase)
+        self.kept: Counter[tuple[int, int]] = Counter()  # by (layer, head), at the last phase read
+        self.shares: list[float] = []  # kept / seen, a sequence
+
+    def read(self, phase: str, sequences: Sequences) -> None:
+        """Add the bytes that `sequences` holds now."""
+        seen = sequences.seen_tokens
+        self.sequences[phase] += len(seen)
+        for metric, value in sequences.bytes_by_metric().items():
+            self.bytes[metric, phase] += value
+        self.bytes[KV_FULL_BYTES, phase] += sum(seen) * self.full_bytes_per_token
+
+    def read_kept(self, kept: list[Tensor], seen: Sequence[int]) -> None:
+        """Add the tokens that each layer's heads keep: `kept` as `kept_counts` gives it."""
+        for layer, counts in enumerate(kept):
+            for head, count in enumerate(counts.sum(0).tolist()):
+                self.kept[layer, head] += count
+        rows = sum(counts.float().mean(1) for counts in kept) / len(kept)
+        self.shares += [row / tokens for row, tokens in zip(rows.tolist(), seen, strict=True)]
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Bytes by metric and phase, kept tokens by layer and head, and the achieved budget."""
+        for (metric, phase), value in self.bytes.items():
+            yield Measurement(metric, value / self.sequences[phase], phase)
+        for (layer, head), count in self.kept.items():
+            yield Measurement(KEPT_TOKENS, count / len(self.shares), layer=layer, head=head)
+        yield Measurement(ACHIEVED_BUDGET, sum(self.shares) / len(self.shares))
+
+
+def kept_counts(sequences: Sequences) -> list[Tensor]:
+    """Per layer, kept tokens [batch, kv_heads]."""
+    return [(positions >= 0).sum(-1) for positions in sequences.kept_positions()]
+
+
+def require_acted(strategy: Strategy, kept: list[Tensor], prompts: Sequence[int], generated: int = 0) -> None:
+    """Raise KVFrontierError where a sequence keeps, over layers and heads, more or less than the strategy's formula.
+
+    A strategy that silently kept everything (or lost tokens) would otherwise give a beautiful, wrong number.
+    """
+    rows = sum(counts.float().mean(1) for counts in kept) / len(kept)
+    for row, (mean, prompt) in enumerate(zip(rows.tolist(), prompts, strict=True)):
+        require_kept(strategy, mean, prompt, generated, f"sequence {row}")
+
+
+def require_kept(strategy: Strategy, mean: float, prompt: float, generated: int, what: str) -> None:
+    """As `require_acted`, for a mean over layers and heads that is known already."""
+    expected = strategy.kept_tokens(round(prompt), generated)
+    if abs(mean - expected) > 0.5:
+        raise KVFrontierError(
+            f"{strategy.name} keeps {mean:.1f} tokens per KV head in {what}, its formula says {expected} "
+            f"(prompt {prompt:.0f}, {generated} more): the measurement would be of something else"
+        )
+
+
+def _full_bytes_per_token(session: Session) -> float:
+    """Bytes of one token in an uncompressed cache of this engine, read from a tiny full cache (once a session)."""
+    if "full_bytes_per_token" not in session.memo:
+        probe = session.open(STRATEGIES.get("full")())
+        probe.prefill([[1] * PROBE_TOKENS])
+        held = probe.bytes_by_metric()
+        session.memo["full_bytes_per_token"] = (held["kv_device_bytes"] + held["kv_host_bytes"]) / PROBE_TOKENS
+    return session.memo["full_bytes_per_token"]

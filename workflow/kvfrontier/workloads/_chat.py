@@ -1,0 +1,121 @@
+"""Conversations as token ids, in the tested model's own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvfrontier.errors import Unsupported
+from kvfrontier.workloads._conversation import Conversation, Turn
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Token ids of a conversation: one list a turn, the question with the beginning of its answer, the alternatives."""
+
+    turns: list[list[int]]
+    question: list[int]
+    alternatives: list[list[int]]  # continuations of the question, in the conversation's order
+    value_positions: list[int]  # of the value's tokens in the history, wherever the fact's turn says it
+    fact_turn: int
+
+    @property
+    def history(self) -> list[int]:
+        """All turns, one after the other."""
+        return [token for turn in self.turns for token in turn]
+
+    def after_fact(self, most_tokens: int) -> list[int]:
+        """The turns after the fact, at most the last `most_tokens` of them: what remains when the fact is gone."""
+        rest = [token for turn in self.turns[self.fact_turn + 1 :] for token in turn]
+        return rest[-most_tokens:] if most_tokens else []
+
+
+def encode(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> Chat:
+    """Turns are tokenized one by one (a template puts special tokens between them), so both ways to feed them agree.
+
+    Raises Unsupported where the model's template rewrites earlier turns when a later one is added.
+    """
+    cuts = [render(tokenizer, conversation.turns[:count]) for count in range(1, len(conversation.turns) + 1)]
+    opening = f" {conversation.answer}" if answer_prefix and tokenizer.chat_template is None else conversation.answer
+    asked = render(tokenizer, conversation.turns, conversation.question) + (opening if answer_prefix else "")
+    texts = [later.removeprefix(earlier) for earlier, later in zip(["", *cuts], [*cuts, asked], strict=True)]
+    if any(not later.startswith(earlier) for earlier, later in zip(cuts, [*cuts[1:], asked], strict=True)):
+        raise Unsupported(
+            "this model's chat template rewrites earlier turns, so a cache cannot be carried across turns"
+        )
+    turns = [_ids(tokenizer, text, first=number == 0) for number, text in enumerate(texts[:-1])]
+    question = _ids(tokenizer, texts[-1])
+    before = sum(map(len, turns[: conversation.fact_turn]))
+    # A model that gets no answer prefix starts with the value itself, one that gets it goes on after a space.
+    spaced = [f"{texts[-1]}{' ' if answer_prefix else ''}{value}" for value in conversation.alternatives]
+    return Chat(
+        turns=turns,
+        question=question,
+        alternatives=[_ids(tokenizer, text)[len(question) :] for text in spaced],
+        value_positions=[before + place for place in _places(tokenizer, texts, conversation)],
+        fact_turn=conversation.fact_turn,
+    )
+
+
+def render(tokenizer: Any, turns: Sequence[Turn], question: str | None = None) -> str:
+    """The text of the turns (and of a question that waits for its answer); a transcript where no template exists."""
+    messages = [
+        {"role": role, "content": content}
+        for turn in turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+    if question is not None:
+        messages.append({"role": "user", "content": question})
+    if tokenizer.chat_template is not None:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=question is not None)
+    lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
+    return "".join(lines) + ("Assistant:" if question is not None else "")
+
+
+def question_alone(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> list[int]:
+    """The question with nothing before it: what a model guesses without the conversation."""
+    text = render(tokenizer, (), conversation.question)
+    return _ids(tokenizer, text + (conversation.answer if answer_prefix else ""), first=True)
+
+
+def _ids(tokenizer: Any, text: str, first: bool = False) -> list[int]:
+    """Ids of one piece; a beginning-of-text token only in front of the first, and not where the template writes it."""
+    return tokenizer(text, add_special_tokens=first and tokenizer.chat_template is None).input_ids
+
+
+def _places(tokenizer: Any, texts: list[str], conversation: Conversation) -> list[int]:
+    """Indices, within the fact's turn, of the tokens that spell the value (in the statement and in its echo)."""
+    text = texts[conversation.fact_turn]
+    first = conversation.fact_turn == 0 and tokenizer.chat_template is None
+    offsets = tokenizer(text, add_special_tokens=first, return_offsets_mapping=True).offset_mapping
+    spans, start = [], text.find(conversation.statement)
+    while start >= 0:
+        end = start + len(conversation.statement)
+        value = text.rindex(conversation.value, start, end)
+        spans.append((value, value + len(conversation.value)))
+        start = text.find(conversation.statement, end)
+    return [
+        index for index, (low, high) in enumerate(offsets) if any(low < end and high > start for start, end in spans)
+    ]
+
+
+class TurnCounter:
+    """Exact token counts of conversations, turn by turn, without rendering the whole again for each added turn."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._counts: dict[Turn, int] = {}
+        probe = ("a", "b")
+        self._base = render(tokenizer, [probe])
+        self._opening = len(_ids(tokenizer, self._base, first=True)) - self._count(probe)
+
+    def __call__(self, turns: Sequence[Turn]) -> int:
+        """Tokens of the turns as a chat, with what the template puts first."""
+        return self._opening + sum(map(self._count, turns))
+
+    def _count(self, turn: Turn) -> int:
+        if turn not in self._counts:
+            text = render(self._tokenizer, [("a", "b"), turn]).removeprefix(self._base)
+            self._counts[turn] = len(_ids(self._tokenizer, text))
+        return self._counts[turn]

@@ -1,0 +1,233 @@
+"""`retention`: is a fact from early in a chat still known when it is asked for later?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from kvfrontier.errors import Unsupported
+from kvfrontier.metrics import (
+    CONTEXT_TOKENS,
+    CONTROL_NO_CONTEXT,
+    CONTROL_RECENT_ONLY,
+    FACT_SURVIVAL,
+    RETENTION_CONTAINED,
+    RETENTION_CORRECT,
+    RETENTION_MARGIN,
+    Measurement,
+)
+from kvfrontier.parameters import Count, PositiveInt, Share
+from kvfrontier.sources.text import needed_data
+from kvfrontier.strategies import STRATEGIES
+from kvfrontier.workloads import workload
+from kvfrontier.workloads._account import KVAccount, kept_counts, require_acted
+from kvfrontier.workloads._chat import Chat, TurnCounter, encode, question_alone
+from kvfrontier.workloads._choice import contains_value, greedy_answers, score_alternatives
+from kvfrontier.workloads._conversation import Conversation, Filler, converse
+from kvfrontier.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvfrontier.engines.base import Sequences, Session
+    from kvfrontier.plan.model import ModelSpec
+    from kvfrontier.strategies.base import Strategy
+
+QUESTION_TOKENS = 64  # more than a question and the beginning of its answer ever take
+RECENT_SHARE = 0.25  # of the context: what the recent-only control reads, if the fact is not in it
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A conversation, its tokens, and its number: the `request` of its measurements, the same for every strategy."""
+
+    number: int
+    conversation: Conversation
+    chat: Chat
+
+
+@workload("retention")
+class Retention(Workload):
+    """Tell a fact in a chat of about `context_tokens` tokens, compress, then ask for it.
+
+    The cache is compressed before the question is seen; the question is asked on a copy. `forced_choice` compares the
+    log-probabilities of `alternatives` values (chance 1/alternatives), the right measure for small models; `contains`
+    looks for the value in a greedy answer. Phases are the depths of the fact: `depth=0` is the first turn.
+
+    `fact_survival` is the share of the value's own tokens (said by the user and echoed) that a layer's head still
+    keeps when the question comes. Bytes are of one conversation. The controls run with the full cache: the question
+    alone, and only the turns after the fact (at most the last quarter); both should be near chance.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"steps", "logits", "kept_positions", "text"})
+    references: ClassVar[tuple[str, ...]] = ("full",)
+
+    context_tokens: Annotated[int, Field(ge=128, description="Tokens of the chat before the question, at most")] = 512
+    depths: Annotated[tuple[Share, ...], Field(min_length=1, description="Where the fact is: 0 first turn, 1 last")] = (
+        0.0,
+        0.5,
+    )
+    conversations: Annotated[PositiveInt, Field(description="Conversations at each depth")] = 10
+    distractors: Annotated[int, Field(ge=0, le=8, description="Facts of the same kind about other people")] = 0
+    scoring: Annotated[Literal["forced_choice", "contains"], Field(description="How answers are judged")] = (
+        "forced_choice"
+    )
+    alternatives: Annotated[int, Field(ge=2, le=24, description="Values to choose from, the right one among them")] = 20
+    answer_prefix: Annotated[bool, Field(description="Begin the answer for the model, up to the value")] = True
+    answer_tokens: Annotated[PositiveInt, Field(description="Length of a free answer")] = 16
+    compress: Annotated[
+        Literal["history", "every_turn"], Field(description="Once after the whole chat, or after each of its turns")
+    ] = "history"
+    filler: Annotated[Filler, Field(description="Turns around the fact: small talk, or passages of natural text")] = (
+        "templated"
+    )
+    controls: Annotated[Count, Field(description="Conversations, at each depth, that the controls are measured on")] = 4
+    side_by_side: Annotated[PositiveInt, Field(description="Conversations in one forward pass")] = 4
+
+    def data(self) -> tuple[str, ...]:
+        return needed_data("natural") if self.filler == "natural" else ()
+
+    @property
+    def task(self) -> str:
+        return f"retention_{self.scoring}"
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises Unsupported where chat, question and answer do not fit the model's positions."""
+        total = self.context_tokens + QUESTION_TOKENS + self.answer_tokens
+        if spec.max_positions is not None and total > spec.max_positions:
+            raise Unsupported(
+                f"context_tokens {self.context_tokens} + {total - self.context_tokens} for question and answer "
+                f"= {total} tokens; {spec.name} has {spec.max_positions} positions"
+            )
+
+    def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
+        account = KVAccount(session)
+        for depth in self.depths:
+            items = self._items(session, depth, seed)
+            phase = f"depth={depth:g}"
+            width = self.side_by_side if self.compress == "history" else 1  # turns differ in number
+            for start in range(0, len(items), width):
+                batch = items[start : start + width]
+                yield from self._ask(session, strategy, batch, phase, account)
+            yield from self._controls(session, items[: self.controls], phase, (depth, seed))
+        yield from account.measurements()
+
+    def _items(self, session: Session, depth: float, seed: int) -> list[_Item]:
+        count = TurnCounter(session.tokenizer)
+        items = []
+        for number in range(self.conversations):
+            conversation = converse(
+                number, depth, seed, self._fits(count), self.alternatives, self.distractors, self.filler
+            )
+            if (tokens := count(conversation.turns)) > self.context_tokens:
+                raise Unsupported(
+                    f"context_tokens {self.context_tokens}: facts and distractors alone take {tokens} tokens"
+                )
+            items.append(_Item(number, conversation, encode(session.tokenizer, conversation, self.answer_prefix)))
+        return items
+
+    def _fits(self, count: TurnCounter):
+        return lambda turns: count(turns) <= self.context_tokens
+
+    def _ask(
+        self, session: Session, strategy: Strategy, batch: Sequence[_Item], phase: str, account: KVAccount
+    ) -> Iterator[Measurement]:
+        """Read the chats of a batch, compress, ask each its question; all measurements of the batch."""
+        read = self._read(session, strategy, [item.chat for item in batch])
+        kept = kept_counts(read)
+        lengths = [len(item.chat.history) for item in batch]
+        if self.compress == "history":
+            require_acted(strategy, kept, lengths)
+        account.read("prefill", read)
+        account.read_kept(kept, lengths)
+        yield from (
+            Measurement(CONTEXT_TOKENS, n, phase, request=item.number) for item, n in zip(batch, lengths, strict=True)
+        )
+        for row, item in enumerate(batch):
+            yield from _survival(read.kept_positions(), row, item, phase)
+        asked = read.fork()
+        logits = asked.extend([item.chat.question for item in batch])
+        account.read("question", asked)
+        yield from self._judge(session, batch, asked, logits, phase)
+
+    def _read(self, session: Session, strategy: Strategy, chats: Sequence[Chat]) -> Sequences:
+        later = QUESTION_TOKENS + self.answer_tokens
+        sequences = session.open(strategy)
+        if self.compress == "history":
+            sequences.prefill([chat.history for chat in chats], reserve_tokens=later)
+            return sequences
+        (chat,) = chats
+        sequences.prefill([chat.turns[0]], reserve_tokens=len(chat.history) - len(chat.turns[0]) + later)
+        for turn in chat.turns[1:]:
+            sequences.extend([turn])
+        return sequences
+
+    def _judge(
+        self, session: Session, batch: Sequence[_Item], asked: Sequences, logits: Tensor, phase: str
+    ) -> Iterator[Measurement]:
+        if self.scoring == "contains":
+            answers = greedy_answers(asked, logits, session.tokenizer, self.answer_tokens)
+            for item, answer in zip(batch, answers, strict=True):
+                found = contains_value(answer, item.conversation.value, item.conversation.distractors)
+                yield Measurement(RETENTION_CONTAINED, float(found), phase, request=item.number, turn=_distance(item))
+            return
+        scores = score_alternatives(asked, logits, [item.chat.alternatives for item in batch])
+        for item, row in zip(batch, scores, strict=True):
+            margin = _margin(item, row)
+            yield Measurement(RETENTION_CORRECT, float(margin > 0), phase, request=item.number, turn=_distance(item))
+            yield Measurement(RETENTION_MARGIN, margin, phase, request=item.number, turn=_distance(item))
+
+    def _controls(
+        self, session: Session, items: Sequence[_Item], phase: str, key: tuple[float, int]
+    ) -> Iterator[Measurement]:
+        """Forced choice with the full cache from the question alone, and from the turns after the fact.
+
+        The strategy has no part in it, so a session measures it once for all cells of this workload.
+        """
+        if not items:
+            return
+        found = session.memo.setdefault(("retention controls", self, key), {})
+        if not found:
+            tokenizer, most = session.tokenizer, int(RECENT_SHARE * self.context_tokens)
+            alone = [question_alone(tokenizer, item.conversation, self.answer_prefix) for item in items]
+            recent = [
+                item.chat.after_fact(most) + item.chat.question if item.chat.after_fact(most) else question
+                for item, question in zip(items, alone, strict=True)
+            ]
+            found[CONTROL_NO_CONTEXT] = _choose(session, items, alone)
+            found[CONTROL_RECENT_ONLY] = _choose(session, items, recent)
+        for metric, correct in found.items():
+            for item, value in zip(items, correct, strict=True):
+                yield Measurement(metric, value, phase, request=item.number)
+
+
+def _choose(session: Session, items: Sequence[_Item], prompts: list[list[int]]) -> list[float]:
+    asked = session.open(STRATEGIES.get("full")())
+    logits = asked.prefill(prompts)
+    scores = score_alternatives(asked, logits, [item.chat.alternatives for item in items])
+    return [float(_margin(item, row) > 0) for item, row in zip(items, scores, strict=True)]
+
+
+def _margin(item: _Item, scores: Sequence[float]) -> float:
+    """Log-probability of the right value minus that of the best wrong one."""
+    right = item.conversation.alternatives.index(item.conversation.value)
+    return scores[right] - max(score for place, score in enumerate(scores) if place != right)
+
+
+def _distance(item: _Item) -> int:
+    """Turns between the fact's and the question's."""
+    return len(item.conversation.turns) - 1 - item.conversation.fact_turn
+
+
+def _survival(kept: Sequence[Tensor], row: int, item: _Item, phase: str) -> Iterator[Measurement]:
+    """kept: per layer [batch, kv_heads, slots] original positions."""
+    import torch
+
+    wanted = torch.tensor(item.chat.value_positions, device=kept[0].device)
+    for layer, positions in enumerate(kept):
+        shares = torch.isin(positions[row], wanted).sum(-1) / len(wanted)
+        for head, share in enumerate(shares.tolist()):
+            yield Measurement(FACT_SURVIVAL, share, phase, request=item.number, layer=layer, head=head)

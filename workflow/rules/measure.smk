@@ -1,0 +1,14 @@
+# The ledger's name holds the hash of its cells, so "missing or not" is all that Snakemake has to decide.
+rule measure:
+    input:
+        ancient(PLAN.inputs_of),
+    output:
+        f"{RESULTS}/ledgers/{{shard}}.json",
+    log:
+        f"{RESULTS}/logs/measure/{{shard}}.log",
+    resources:
+        device=1,
+    message:
+        "Measuring {wildcards.shard}"
+    shell:
+        "kvfrontier measure {CAMPAIGN:q} {wildcards.shard:q} --log {log:q}"

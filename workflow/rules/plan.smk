@@ -1,0 +1,15 @@
+# The plan is made here, once, in the process the user started; the jobs it starts read it from disk.
+from kvfrontier.errors import KVFrontierError
+from kvfrontier.run.session import open_campaign
+
+try:
+    PLAN = open_campaign(
+        config.get("campaign"),
+        is_main=workflow.is_main_process,
+        is_dry=workflow.dryrun,
+    )
+except KVFrontierError as error:
+    raise WorkflowError(str(error)) from None
+
+CAMPAIGN = PLAN.campaign
+RESULTS = PLAN.campaign_dir.as_posix()
