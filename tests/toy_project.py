@@ -5,15 +5,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from kvfrontier.errors import ConfigError, Problem
 from kvfrontier.plan.build import build_plan
 from kvfrontier.plan.campaign import Campaign, load_campaign
-from kvfrontier.plan.planned import Plan
+from kvfrontier.plan.disk import PlanIndex, read_shard
+from kvfrontier.plan.planned import Plan, PlannedCell
 from kvfrontier.plan.project import Project
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
+from kvfrontier.store.rows import write_row
 
 TOYS = Path(__file__).parent / "toys"
 
@@ -91,3 +94,38 @@ class ToyProject:
 def labels(plan: Plan) -> list[str]:
     """One short line a cell: strategy, workload, seed."""
     return [f"{item.cell.strategy.label} {item.cell.workload.label} {item.cell.seed}" for item in plan.cells]
+
+
+def with_axes(**changes: str) -> str:
+    """A small campaign with some axes replaced or added (keys with __ for a dot)."""
+    axes = {
+        "model": "[small]",
+        "engine": "[toy_engine]",
+        "strategy": "[toy_full]",
+        "workload": "[{name: toy_speed, context_tokens: 512}]",
+    }
+    axes |= {key.replace("__", "."): value for key, value in changes.items()}
+    return "device: cpu\naxes:\n" + "".join(f"  {key}: {value}\n" for key, value in axes.items())
+
+
+def planned_cells(index: PlanIndex) -> list[PlannedCell]:
+    """All cells of a plan on disk, in order."""
+    return [cell for shard in index.shards for cell in read_shard(index.campaign_dir, shard.name)]
+
+
+def store(
+    index: PlanIndex, cell: PlannedCell, status: str = "ok", attempt: int = 1, minutes: int = 0, **changes: Any
+) -> None:
+    """Write a row of a planned cell, `minutes` after the first of January; `changes` replace columns."""
+    parts = {**cell.parts, **changes.pop("parts", {})}
+    row = {
+        "cell_id": cell.cell_id,
+        "fingerprint": cell.fingerprint,
+        "parts": parts,
+        "cell": "{}",
+        "status": status,
+        "source": "measured",
+        "attempt": attempt,
+        "started_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes),
+    }
+    write_row(index.campaign_dir, {**row, **changes})

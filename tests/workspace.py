@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 import kvfrontier
+import yaml
 from kvfrontier.plan.disk import PlanIndex, prepare
 from kvfrontier.plan.project import Project
 from kvfrontier.store.rows import read_table
@@ -36,7 +35,7 @@ class Workspace:
         self._write("models.yaml", {"toy": {"shape": SHAPE}})
         self._write("devices.yaml", {"fake": DEVICE})
         # Puts the plugins of the tests on the search path in every process that the test starts.
-        site = "import kvfrontier.workloads\n" f"kvfrontier.workloads.__path__.append({str(PLUGINS)!r})\n"
+        site = f"import kvfrontier.workloads\nkvfrontier.workloads.__path__.append({str(PLUGINS)!r})\n"
         (root / "sitecustomize.py").write_text(site)
 
     def campaign(self, axes: dict, **settings: object) -> None:
@@ -71,7 +70,7 @@ class Workspace:
 
     def measure_all(self) -> subprocess.CompletedProcess[str]:
         """Everything but the report, which costs time that most tests have no use for."""
-        return self.snakemake(f"results/trial/trial.duckdb")
+        return self.snakemake("results/trial/trial.duckdb")
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

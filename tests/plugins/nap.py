@@ -25,6 +25,8 @@ class Nap(Workload):
     seconds: float = 0.0
     ending: str = "ok"
     batch_size: int = 1
+    context_tokens: int = 16
+    output_tokens: int = 2
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         notes = Path(os.environ["KVFRONTIER_NAPS"])
@@ -51,7 +53,9 @@ def _die(is_spared: bool) -> Iterator[Measurement]:
 ENDINGS = {
     "ok": lambda has_run: iter(()),
     "error": lambda has_run: _raise(ValueError("no such luck")),
-    "oom": lambda has_run: _raise(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes")),
+    "oom": lambda has_run: _raise(
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes")
+    ),
     "nan": lambda has_run: iter([Measurement(TTFT_S, float("nan"))]),
     "negative": lambda has_run: iter([Measurement(TTFT_S, -1.0)]),
     "die": lambda has_run: _die(is_spared=False),

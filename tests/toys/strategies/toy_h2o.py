@@ -2,12 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from kvfrontier.parameters import Budget
 from kvfrontier.strategies import strategy
 from kvfrontier.strategies._toy_scores import keep
 from kvfrontier.strategies.base import Strategy
+from pydantic import Field
 
 
 @strategy("toy_h2o")

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field
-
 from kvfrontier.errors import Unsupported
 from kvfrontier.metrics import Measurement
 from kvfrontier.workloads import workload
 from kvfrontier.workloads.base import Workload
+from pydantic import Field
 
 
 @workload("toy_speed")

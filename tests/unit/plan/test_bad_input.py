@@ -1,14 +1,13 @@
-"""Mistakes a user can make in a campaign file: each is named with file, key, value, expectation and nearest spelling."""
+"""Mistakes in a campaign file: each is named with file, key, value, expectation and nearest spelling."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from test_plan_grid import with_axes
-
 from kvfrontier.errors import ConfigError
 from kvfrontier.plan.campaign import load_campaign
+from toy_project import with_axes
 
 SPEED = "{name: toy_speed, context_tokens: 512}"
 
@@ -17,7 +16,13 @@ CASES = {
     "unknown key": ("reapeats: 3\n" + with_axes(), "reapeats", "3", "repeats", "'repeats'"),
     "unknown nested key": (with_axes() + "shard: {max_cell: 3}\n", "shard.max_cell", "3", "max_cells", "'max_cells'"),
     "misspelt axis": (with_axes(stratgy="[toy_full]"), "axes.stratgy", "'stratgy'", "strategy", "'strategy'"),
-    "misspelt section": (with_axes(stratgy__budget="[1]"), "axes.stratgy.budget", "'stratgy.budget'", "strategy", "'strategy.budget'"),
+    "misspelt section": (
+        with_axes(stratgy__budget="[1]"),
+        "axes.stratgy.budget",
+        "'stratgy.budget'",
+        "strategy",
+        "'strategy.budget'",
+    ),
     "misspelt field of an axis": (
         with_axes(strategy="[toy_h2o]", strategy__budgt="[0.1]"),
         "axes.strategy.budgt",
@@ -25,7 +30,13 @@ CASES = {
         "budget",
         "'budget'",
     ),
-    "a budget for full alone": (with_axes(strategy__budget="[0.1]"), "axes.strategy.budget", "'strategy.budget'", "they have none", ""),
+    "a budget for full alone": (
+        with_axes(strategy__budget="[0.1]"),
+        "axes.strategy.budget",
+        "'strategy.budget'",
+        "they have none",
+        "",
+    ),
     "misspelt strategy": (with_axes(strategy="[toy_h20]"), "axes.strategy[0]", "'toy_h20'", "toy_h2o", "'toy_h2o'"),
     "misspelt strategy in a mapping": (
         with_axes(strategy="[{name: toy_ful}]"),
@@ -42,7 +53,13 @@ CASES = {
         "'budget'",
     ),
     "misspelt engine": (with_axes(engine="[toy_engin]"), "axes.engine[0]", "'toy_engin'", "toy_engine", "'toy_engine'"),
-    "misspelt workload": (with_axes(workload="[toy_sped]"), "axes.workload[0]", "'toy_sped'", "toy_speed", "'toy_speed'"),
+    "misspelt workload": (
+        with_axes(workload="[toy_sped]"),
+        "axes.workload[0]",
+        "'toy_sped'",
+        "toy_speed",
+        "'toy_speed'",
+    ),
     "misspelt choice": (
         with_axes(strategy="[{name: toy_h2o, decode_evict: evry}]"),
         "axes.strategy[0].decode_evict",
@@ -50,20 +67,82 @@ CASES = {
         "one of every, off",
         "'every'",
     ),
-    "budget 0": (with_axes(strategy="[toy_h2o]", strategy__budget="[0.1, 0]"), "axes.strategy.budget[1]", "0", "(0, 1]", ""),
-    "budget 1.5": (with_axes(strategy="[{name: toy_h2o, budget: 1.5}]"), "axes.strategy[0].budget", "1.5", "(0, 1]", ""),
-    "budget in quotes": (with_axes(strategy="[toy_h2o]", strategy__budget="['0.3']"), "axes.strategy.budget[0]", "'0.3'", "without quotes", ""),
-    "budget nan": (with_axes(strategy="[toy_h2o]", strategy__budget="[.nan]"), "axes.strategy.budget[0]", ".nan", "(0, 1]", ""),
-    "budget true": (with_axes(strategy="[toy_h2o]", strategy__budget="[true]"), "axes.strategy.budget[0]", "true", "a number", ""),
+    "budget 0": (
+        with_axes(strategy="[toy_h2o]", strategy__budget="[0.1, 0]"),
+        "axes.strategy.budget[1]",
+        "0",
+        "(0, 1]",
+        "",
+    ),
+    "budget 1.5": (
+        with_axes(strategy="[{name: toy_h2o, budget: 1.5}]"),
+        "axes.strategy[0].budget",
+        "1.5",
+        "(0, 1]",
+        "",
+    ),
+    "budget in quotes": (
+        with_axes(strategy="[toy_h2o]", strategy__budget="['0.3']"),
+        "axes.strategy.budget[0]",
+        "'0.3'",
+        "without quotes",
+        "",
+    ),
+    "budget nan": (
+        with_axes(strategy="[toy_h2o]", strategy__budget="[.nan]"),
+        "axes.strategy.budget[0]",
+        ".nan",
+        "(0, 1]",
+        "",
+    ),
+    "budget true": (
+        with_axes(strategy="[toy_h2o]", strategy__budget="[true]"),
+        "axes.strategy.budget[0]",
+        "true",
+        "a number",
+        "",
+    ),
     "batch 0": (with_axes(workload__batch_size="[1, 0]"), "axes.workload.batch_size[1]", "0", "1 or more", ""),
     "batch true": (with_axes(workload__batch_size="[true]"), "axes.workload.batch_size[0]", "true", "a number", ""),
     "batch 1.5": (with_axes(workload__batch_size="[1.5]"), "axes.workload.batch_size[0]", "1.5", "a whole number", ""),
-    "batch in words": (with_axes(workload__batch_size="[many]"), "axes.workload.batch_size[0]", "'many'", "a whole number", ""),
-    "missing parameter": (with_axes(workload="[toy_speed]"), "axes.workload[0].context_tokens", "nothing", "required", ""),
+    "batch in words": (
+        with_axes(workload__batch_size="[many]"),
+        "axes.workload.batch_size[0]",
+        "'many'",
+        "a whole number",
+        "",
+    ),
+    "missing parameter": (
+        with_axes(workload="[toy_speed]"),
+        "axes.workload[0].context_tokens",
+        "nothing",
+        "required",
+        "",
+    ),
     "empty axis": (with_axes(strategy="[]"), "axes.strategy", "an empty list", "at least one", ""),
-    "empty dotted axis": (with_axes(workload__batch_size="[]"), "axes.workload.batch_size", "an empty list", "at least one", ""),
-    "empty list in a component": (with_axes(strategy="[{name: toy_h2o, budget: []}]"), "axes.strategy[0].budget", "[]", "at least one", ""),
-    "no strategy axis": (with_axes().replace("  strategy: [toy_full]\n", ""), "axes.strategy", "nothing", "at least one strategy", ""),
+    "empty dotted axis": (
+        with_axes(workload__batch_size="[]"),
+        "axes.workload.batch_size",
+        "an empty list",
+        "at least one",
+        "",
+    ),
+    "empty list in a component": (
+        with_axes(strategy="[{name: toy_h2o, budget: []}]"),
+        "axes.strategy[0].budget",
+        "[]",
+        "at least one",
+        "",
+    ),
+    "axes that are no mapping": ("device: cpu\naxes: [a]\n", "axes", "['a']", "a mapping", ""),
+    "no axes": ("device: cpu\n", "axes", "nothing", "required", ""),
+    "no strategy axis": (
+        with_axes().replace("  strategy: [toy_full]\n", ""),
+        "axes.strategy",
+        "nothing",
+        "at least one strategy",
+        "",
+    ),
     "no device": (with_axes().replace("device: cpu\n", ""), "axes.device", "nothing", "at least one device", ""),
     "a component that is a number": (with_axes(strategy="[3]"), "axes.strategy[0]", "3", "the name of a strategy", ""),
     "zip of unequal lengths": (
@@ -74,9 +153,21 @@ CASES = {
         "",
     ),
     "zip that is no list": (with_axes() + "zip:\n  - {seed: 1}\n", "zip[0].seed", "1", "a list", ""),
-    "zip of an axis that is given": (with_axes(seed="[0]") + "zip:\n  - {seed: [1]}\n", "zip[0].seed", "a path that axes.seed[0] gives too", "one place", ""),
+    "zip of an axis that is given": (
+        with_axes(seed="[0]") + "zip:\n  - {seed: [1]}\n",
+        "zip[0].seed",
+        "a path that axes.seed[0] gives too",
+        "one place",
+        "",
+    ),
     "unknown model": (with_axes(model="[smal]"), "axes.model[0]", "'smal'", "config/models.yaml", "'small'"),
-    "unknown device": (with_axes().replace("device: cpu", "device: h10"), "device", "'h10'", "config/devices.yaml", "'h100'"),
+    "unknown device": (
+        with_axes().replace("device: cpu", "device: h10"),
+        "device",
+        "'h10'",
+        "config/devices.yaml",
+        "'h100'",
+    ),
     "device twice": (with_axes(device="[cpu]"), "device", "'cpu'", "not both", ""),
     "repeats twice": ("repeats: 3\n" + with_axes(workload__repeats="[1]"), "repeats", "3", "not both", ""),
     "repeats 0": ("repeats: 0\n" + with_axes(), "repeats", "0", "1 or more", ""),
@@ -90,7 +181,13 @@ CASES = {
         "context_tokens",
         "'context_tokens'",
     ),
-    "misspelt section in a constraint": (with_axes() + "constraints:\n  - drop: {modle: small}\n", "constraints[0].drop.modle", "'modle'", "model", "'model'"),
+    "misspelt section in a constraint": (
+        with_axes() + "constraints:\n  - drop: {modle: small}\n",
+        "constraints[0].drop.modle",
+        "'modle'",
+        "model",
+        "'model'",
+    ),
     "misspelt operator": (
         with_axes() + "constraints:\n  - drop: {seed: {grt: 1}}\n",
         "constraints[0].drop.seed.grt",
@@ -98,13 +195,43 @@ CASES = {
         "an operator",
         "'gt'",
     ),
-    "misspelt name in a constraint": (with_axes() + "constraints:\n  - drop: {strategy: [toy_ful]}\n", "constraints[0].drop.strategy", "'toy_ful'", "toy_full", "'toy_full'"),
-    "order of a word": (with_axes() + "constraints:\n  - drop: {seed: {gt: high}}\n", "constraints[0].drop.seed.gt", "'high'", "a number", ""),
-    "two rules in one": (with_axes() + "constraints:\n  - {drop: {seed: 0}, require: {seed: 1}}\n", "constraints[0]", "{drop: {seed: 0}, require: {seed: 1}}", "exactly one", ""),
-    "unknown key in a constraint": (with_axes() + "constraints:\n  - {drp: {seed: 0}}\n", "constraints[0].drp", "{seed: 0}", "drop", "'drop'"),
-    "all cells dropped": (with_axes() + "constraints:\n  - drop: {seed: 0}\n", "constraints", "rules that drop all 1 cells", "one cell left", ""),
+    "misspelt name in a constraint": (
+        with_axes() + "constraints:\n  - drop: {strategy: [toy_ful]}\n",
+        "constraints[0].drop.strategy",
+        "'toy_ful'",
+        "toy_full",
+        "'toy_full'",
+    ),
+    "order of a word": (
+        with_axes() + "constraints:\n  - drop: {seed: {gt: high}}\n",
+        "constraints[0].drop.seed.gt",
+        "'high'",
+        "a number",
+        "",
+    ),
+    "two rules in one": (
+        with_axes() + "constraints:\n  - {drop: {seed: 0}, require: {seed: 1}}\n",
+        "constraints[0]",
+        "{drop: {seed: 0}, require: {seed: 1}}",
+        "exactly one",
+        "",
+    ),
+    "unknown key in a constraint": (
+        with_axes() + "constraints:\n  - {drp: {seed: 0}}\n",
+        "constraints[0].drp",
+        "{seed: 0}",
+        "drop",
+        "'drop'",
+    ),
+    "all cells dropped": (
+        with_axes() + "constraints:\n  - drop: {seed: 0}\n",
+        "constraints",
+        "rules that drop all 1 cells",
+        "one cell left",
+        "",
+    ),
     "timeout 0": ("timeout_s: 0\n" + with_axes(), "timeout_s", "0", "above 0", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "-"))
@@ -142,7 +269,13 @@ def test_all_problems_come_at_once_with_their_lines(toys):
         "axes.strategy[1].budget": "9",
         "axes.strategy[1].recent_tokens": "9",
         "constraints[0].drop.sed": "12",
-        **{f"small.shape.{key}": "1" for key in ("layers", "q_heads", "kv_heads", "head_dim", "hidden", "vocab", "max_positions")},
+        "small.shape.layers": "1",
+        "small.shape.q_heads": "1",
+        "small.shape.kv_heads": "1",
+        "small.shape.head_dim": "1",
+        "small.shape.hidden": "1",
+        "small.shape.vocab": "1",
+        "small.shape.max_positions": "1",
     }  # fmt: skip
 
 
@@ -201,7 +334,9 @@ def test_a_context_longer_than_the_model_is_unsupported_and_noted(toys):
 
 
 def test_a_campaign_of_contexts_that_are_all_too_long_is_refused(toys):
-    problem = toys.problems(with_axes(workload="[{name: toy_speed, context_tokens: 4096}]"))["axes.workload[0].context_tokens"]
+    problem = toys.problems(with_axes(workload="[{name: toy_speed, context_tokens: 4096}]"))[
+        "axes.workload[0].context_tokens"
+    ]
     assert problem.got == "4096"
     assert "at most 2048 tokens" in problem.expected
 
@@ -219,8 +354,12 @@ def test_what_engine_and_workload_refuse_becomes_a_reason(toys):
 
 
 def test_the_effective_budget_of_a_short_context_is_stated(toys):
-    plan = toys.plan(with_axes(strategy="[{name: toy_h2o, budget: 0.1}]", workload="[{name: toy_speed, context_tokens: 16}]"))
-    assert plan.notes == ("toy_h2o(budget=0.1) on 16 tokens keeps 4 a KV head: an effective budget of 0.25 instead of 0.1",)
+    plan = toys.plan(
+        with_axes(strategy="[{name: toy_h2o, budget: 0.1}]", workload="[{name: toy_speed, context_tokens: 16}]")
+    )
+    assert plan.notes == (
+        "toy_h2o(budget=0.1) on 16 tokens keeps 4 a KV head: an effective budget of 0.25 instead of 0.1",
+    )
 
 
 def test_a_data_source_that_nobody_described_is_a_mistake(toys):

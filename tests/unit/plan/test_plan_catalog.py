@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-
 from kvfrontier.errors import ConfigError
 from kvfrontier.plan import folder as model_folder
 from kvfrontier.plan.catalog import load_data, load_devices, load_models
@@ -126,7 +125,7 @@ def test_a_missing_folder_troubles_only_the_campaigns_that_use_it(toys):
     toys.write("models.yaml", f"small: {{{SHAPE}}}\nown: {{folder: nowhere}}\n")
     campaign = """
     device: cpu
-    axes: {model: [small], engine: [toy_engine], strategy: [toy_full], workload: [toy_speed], workload.context_tokens: [64]}
+    axes: {model: [small], engine: [toy_engine], strategy: [toy_full], workload: {name: toy_speed, context_tokens: 64}}
     """
     assert toys.plan(campaign).cells
     assert "nowhere" in toys.problems(campaign.replace("[small]", "[own]"))["own.folder"].got

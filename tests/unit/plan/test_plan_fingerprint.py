@@ -7,13 +7,12 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-from toy_project import TOYS
-
 import kvfrontier
+import pytest
 from kvfrontier.plan.code import CodeBase
 from kvfrontier.plan.fingerprint import ENGINE_CODE, STRATEGY_CODE, WORKLOAD_CODE, changed_parts
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
+from toy_project import TOYS
 
 CAMPAIGN = """
 device: cpu
@@ -78,7 +77,9 @@ def test_comments_docstrings_and_formatting_change_nothing(toys, package, file, 
 @pytest.mark.parametrize("file", ["strategies/toy_h2o.py", "strategies/_toy_scores.py"])
 def test_code_of_a_strategy_stales_its_cells_alone(toys, package, file):
     path = package / file
-    assert stale(toys, package, lambda: path.write_text(path.read_text() + "\nLEAST = 3\n")) == {"toy_h2o": ["strategy_code"]}
+    assert stale(toys, package, lambda: path.write_text(path.read_text() + "\nLEAST = 3\n")) == {
+        "toy_h2o": ["strategy_code"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,9 @@ def test_code_of_a_strategy_stales_its_cells_alone(toys, package, file):
 )
 def test_code_that_all_cells_share_stales_all(toys, package, file, part):
     path = package / file
-    assert stale(toys, package, lambda: path.write_text(path.read_text() + "\nNEW = 3\n")) == dict.fromkeys(ALL, [part])
+    assert stale(toys, package, lambda: path.write_text(path.read_text() + "\nNEW = 3\n")) == {
+        name: [part] for name in ALL
+    }
 
 
 @pytest.mark.parametrize("folder", ["run", "store", "plan", "reports", "cli"])
@@ -148,8 +151,10 @@ def test_no_strategy_contains_another():
 
 
 def test_every_part_of_the_architecture_is_there(toys):
-    text = CAMPAIGN.replace("[{name: toy_speed, context_tokens: 512}]", "[{name: toy_speed, context_tokens: 512}, toy_chat]")
-    parts = [item.parts for item in toys.plan(text).cells if item.cell.workload.name == "toy_chat"][0]
+    text = CAMPAIGN.replace(
+        "[{name: toy_speed, context_tokens: 512}]", "[{name: toy_speed, context_tokens: 512}, toy_chat]"
+    )
+    parts = next(item.parts for item in toys.plan(text).cells if item.cell.workload.name == "toy_chat")
     assert list(parts) == [
         "cell",
         "model",
@@ -184,7 +189,9 @@ def test_a_model_or_a_device_stales_its_cells(toys):
 def test_planning_imports_no_torch_ray_or_snakemake(toys):
     import subprocess
 
-    toys.campaign_text(CAMPAIGN.replace("toy_full, toy_h2o, toy_window", "full, streaming_llm, h2o").replace("toy_engine", "torch"))
+    toys.campaign_text(
+        CAMPAIGN.replace("toy_full, toy_h2o, toy_window", "full, streaming_llm, h2o").replace("toy_engine", "torch")
+    )
     code = (
         "import sys; from pathlib import Path; from kvfrontier.plan.project import Project\n"
         "from kvfrontier.plan import disk\n"

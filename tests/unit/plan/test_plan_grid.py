@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from toy_project import labels
-
 from kvfrontier.errors import ConfigError
 from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.cell import Cell
-
-def with_axes(**changes: str) -> str:
-    """A small campaign with some axes replaced or added (keys with __ for a dot)."""
-    axes = {
-        "model": "[small]",
-        "engine": "[toy_engine]",
-        "strategy": "[toy_full]",
-        "workload": "[{name: toy_speed, context_tokens: 512}]",
-    }
-    axes |= {key.replace("__", "."): value for key, value in changes.items()}
-    return "device: cpu\naxes:\n" + "".join(f"  {key}: {value}\n" for key, value in axes.items())
+from toy_project import labels, with_axes
 
 
 def test_axes_multiply(toys):
@@ -78,7 +66,10 @@ def test_a_token_count_is_not_a_share(toys):
 def test_a_zip_advances_together(toys):
     zipped = "zip:\n  - {workload.batch_size: [1, 4], workload.context_tokens: [512, 128]}\n"
     text = with_axes(workload="[toy_speed]", seed="[0, 1]") + zipped
-    shapes = {(i.parameters["workload"]["batch_size"], i.parameters["workload"]["context_tokens"]) for i in toys.plan(text).cells}
+    shapes = {
+        (i.parameters["workload"]["batch_size"], i.parameters["workload"]["context_tokens"])
+        for i in toys.plan(text).cells
+    }
     assert shapes == {(1, 512), (4, 128)}
     assert len(toys.plan(text).cells) == 4
 
@@ -99,7 +90,8 @@ def test_a_zip_over_two_parts_of_the_cell_pairs_them_and_collapses_where_it_does
 
 def test_two_zips_multiply(toys):
     text = with_axes(strategy="[toy_h2o]")
-    text += "zip:\n  - {strategy.budget: [0.1, 0.3], seed: [1, 2]}\n  - {workload.batch_size: [1, 2], workload.repeats: [3, 4]}\n"
+    text += "zip:\n  - {strategy.budget: [0.1, 0.3], seed: [1, 2]}\n"
+    text += "  - {workload.batch_size: [1, 2], workload.repeats: [3, 4]}\n"
     assert len(toys.plan(text).cells) == 4
 
 
@@ -117,6 +109,14 @@ def test_a_device_can_be_an_axis(toys):
 
 def test_a_scalar_stands_for_a_list_of_one(toys):
     assert len(toys.plan(with_axes(model="small", engine="toy_engine", seed="3")).cells) == 1
+
+
+def test_anchors_and_merges_of_yaml_work(toys):
+    text = with_axes(strategy="[&base {name: toy_h2o, budget: 0.1}, {<<: *base, recent_tokens: 8}]")
+    assert [item.cell.strategy.label for item in toys.plan(text).cells] == [
+        "toy_h2o(budget=0.1)",
+        "toy_h2o(budget=0.1, recent_tokens=8)",
+    ]
 
 
 def test_words_that_yaml_1_1_takes_for_booleans_stay_words(toys):

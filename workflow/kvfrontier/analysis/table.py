@@ -10,22 +10,36 @@ from kvfrontier.units import format_bytes, format_seconds
 
 HEADER = ("strategy", "budget", "KV bytes", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
 MARK = "*"
+MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows of text. A trailing MARK says that the value is on the frontier. missing: said where there is no row."""
+    """Rows of text. A trailing MARK says that the value is on the frontier.
+
+    missing: said where there is no row. note: said below the rows.
+    """
 
     header: tuple[str, ...]
     rows: list[list[str]]
     missing: str = ""
+    note: str = ""
 
 
 def choice_table(group: Group) -> TextTable:
-    """One line a configuration; columns without a single value are left out, as a campaign may lack a workload."""
-    rows = [_cells(row) for row in group.rows]
+    """One line a configuration; columns without a single value are left out, as a campaign may lack a workload.
+
+    Of more than MOST_ROWS configurations only the full cache and those on a frontier are shown.
+    """
+    members = (
+        group.rows if len(group.rows) <= MOST_ROWS else [row for row in group.rows if _stands_out(row)][:MOST_ROWS]
+    )
+    rows = [_cells(row) for row in members]
     kept = [index for index in range(len(HEADER)) if any(row[index] for row in rows)]
-    return TextTable(tuple(HEADER[index] for index in kept), [[row[index] for index in kept] for row in rows])
+    more = f"{len(group.rows) - len(members)} more configurations are in the database." if members != group.rows else ""
+    return TextTable(
+        tuple(HEADER[index] for index in kept), [[row[index] for index in kept] for row in rows], note=more
+    )
 
 
 def title(group: Group) -> str:
@@ -43,6 +57,10 @@ def describe(setting: dict[str, Any]) -> str:
     ]
     others = f" ({setting['others']} more settings in the store)" if setting["others"] else ""
     return (", ".join(part for part in parts if part) or setting["workload_label"]) + others
+
+
+def _stands_out(row: Row) -> bool:
+    return row["strategy"] == "full" or row["leads_memory"] or row["leads_throughput"] or row["leads_ttft"]
 
 
 def _cells(row: Row) -> list[str]:

@@ -7,11 +7,13 @@ has returned lse. Query i sees the keys `j <= offset + i`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-TILE_KEYS = 256
-TILE_ROWS = 768  # query rows of one tile, all heads of a group together: tile and operands stay in a 2 MiB cache
+TILE_KEYS = 128
+TILE_ROWS = 384  # query rows of one tile, all heads of a group together: the tile takes 192 KiB of the core's cache
 CUDA_TILE = 2048
 
 
@@ -24,16 +26,15 @@ def column_sums(queries: Tensor, keys: Tensor, scale: float, offset: int, lse: T
     batch, q_heads, rows, _ = queries.shape
     kv_heads, length = keys.shape[1], keys.shape[2]
     group = q_heads // kv_heads
-    # On a CPU one head at a time stays in cache; a GPU wants all of them in one batched product.
-    blocks = [slice(0, batch * kv_heads)] if keys.is_cuda else [slice(i, i + 1) for i in range(batch * kv_heads)]
-    tile_rows = CUDA_TILE if keys.is_cuda else max(1, TILE_ROWS // group)
-    tile_keys = CUDA_TILE if keys.is_cuda else TILE_KEYS
     stacked = queries.reshape(batch * kv_heads, group, rows, -1)
-    flat_keys = keys.reshape(batch * kv_heads, length, -1) if keys.is_cuda else keys.flatten(0, 1)
+    flat_keys = keys.flatten(0, 1)
     flat_lse = None if lse is None else lse.reshape(batch * kv_heads, group, rows)
     sums = torch.zeros(batch * kv_heads, group, length, dtype=torch.float32, device=keys.device)
-    for block in blocks:
-        tiles = _Tiles(stacked[block], flat_keys[block], scale, offset, tile_rows, tile_keys)
+    # On a CPU one head at a time stays in the core's cache; a GPU wants all of them in one batched product.
+    step = batch * kv_heads if keys.is_cuda else 1
+    for start in range(0, batch * kv_heads, step):
+        block = slice(start, start + step)
+        tiles = _Tiles(stacked[block], flat_keys[block], scale, offset)
         tiles.add_column_sums(sums[block], tiles.row_lse() if flat_lse is None else flat_lse[block])
     return sums.view(batch, q_heads, length)
 
@@ -41,21 +42,24 @@ def column_sums(queries: Tensor, keys: Tensor, scale: float, offset: int, lse: T
 class _Tiles:
     """Score tiles of some KV heads: queries `[heads, group, m, head_dim]` against keys `[heads, n, head_dim]`."""
 
-    def __init__(self, queries: Tensor, keys: Tensor, scale: float, offset: int, tile_rows: int, tile_keys: int):
-        heads, self.group, self.rows, head_dim = queries.shape
-        self.length, self.offset = keys.shape[1], offset
-        self.tile_rows, self.tile_keys = tile_rows, tile_keys
+    def __init__(self, queries: Tensor, keys: Tensor, scale: float, offset: int):
+        self.heads, self.group, self.rows, head_dim = queries.shape
+        self.length, self.offset, self.device = keys.shape[1], offset, keys.device
+        self.tile_rows = min(self.rows, CUDA_TILE if keys.is_cuda else max(1, TILE_ROWS // self.group))
+        self.tile_keys = min(self.length, CUDA_TILE if keys.is_cuda else TILE_KEYS)
         # One more column carries -lse into the product: [q scale, -lse] [k, 1] = q k scale - lse, for free.
-        self.keys = torch.ones(heads, self.length, head_dim + 1, dtype=torch.float32, device=keys.device)
+        self.keys = torch.ones(self.heads, self.length, head_dim + 1, device=self.device)
         self.keys[..., :head_dim] = keys
-        self.queries = torch.zeros(heads, self.group, self.rows, head_dim + 1, dtype=torch.float32, device=keys.device)
-        torch.mul(queries, scale, out=self.queries[..., :head_dim]) if queries.dtype == torch.float32 else (
-            self.queries[..., :head_dim].copy_(queries).mul_(scale)
-        )
+        self.queries = torch.zeros(self.heads, self.group, self.rows, head_dim + 1, device=self.device)
+        self.queries[..., :head_dim] = queries
+        self.queries[..., :head_dim] *= scale
+        # Written again for each tile: fresh memory would cost a page fault every 4 KiB.
+        self.buffer = torch.empty(self.heads * self.group * self.tile_rows * self.tile_keys, device=self.device)
+        self.future: dict[tuple[int, int, int], Tensor] = {}
 
     def row_lse(self) -> Tensor:
         """Log-sum-exp of every row `[heads, group, m]`, tile by tile."""
-        lse = torch.full(self.queries.shape[:3], -torch.inf, device=self.queries.device)
+        lse = torch.full(self.queries.shape[:3], -torch.inf, device=self.device)
         for rows, _, tile in self._walk():
             running = lse[:, :, rows]
             torch.logaddexp(running, tile.view(*running.shape, -1).logsumexp(-1), out=running)
@@ -64,25 +68,33 @@ class _Tiles:
     def add_column_sums(self, sums: Tensor, lse: Tensor) -> None:
         """Add the softmax weights, summed over rows, to `sums` `[heads, group, n]`."""
         torch.neg(lse, out=self.queries[..., -1])
-        heads = sums.shape[0]
+        ones = torch.eye(self.group, device=self.device).expand(self.heads, -1, -1)  # [heads, group, group]
+        selectors = {}  # row counts -> which rows belong to which query head, [heads, group, group * rows]
         for rows, keys, tile in self._walk():
-            weights = tile.exp_().view(heads, self.group, rows.stop - rows.start, -1)
-            sums[:, :, keys] += weights.sum(2)
+            count = rows.stop - rows.start
+            if count not in selectors:
+                selectors[count] = ones.repeat_interleave(count, 2)
+            sums[:, :, keys].baddbmm_(selectors[count], tile.exp_())
 
-    def _walk(self):
-        """Yield (row slice, key slice, tile `[heads, group * rows, keys]`); invisible entries hold -inf."""
+    def _walk(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield (rows, keys, tile `[heads, group * rows, keys]`); entries in a row's future hold -inf."""
         for start in range(0, self.rows, self.tile_rows):
             rows = slice(start, min(start + self.tile_rows, self.rows))
             queries = self.queries[:, :, rows].flatten(1, 2)
             visible = min(self.length, self.offset + rows.stop)
             for first in range(0, visible, self.tile_keys):
                 keys = slice(first, min(first + self.tile_keys, visible))
-                tile = queries @ self.keys[:, keys].transpose(1, 2)
+                shape = (self.heads, queries.shape[1], keys.stop - keys.start)
+                tile = self.buffer[: shape[0] * shape[1] * shape[2]].view(shape)
+                torch.bmm(queries, self.keys[:, keys].transpose(1, 2), out=tile)
                 if keys.stop - 1 > self.offset + rows.start:
-                    self._hide_future(tile, rows, keys)
+                    tile += self._future(self.offset + rows.start - keys.start, rows.stop - rows.start, shape[2])
                 yield rows, keys, tile
 
-    def _hide_future(self, tile: Tensor, rows: slice, keys: slice) -> None:
-        row = torch.arange(rows.start, rows.stop, device=tile.device)[:, None] + self.offset
-        future = torch.arange(keys.start, keys.stop, device=tile.device)[None] > row
-        tile.view(tile.shape[0], self.group, *future.shape).masked_fill_(future, -torch.inf)
+    def _future(self, ahead: int, rows: int, keys: int) -> Tensor:
+        """-inf where key j > `ahead` + row i, else 0: `[group * rows, keys]`. Few patterns recur along the diagonal."""
+        if (ahead, rows, keys) not in self.future:
+            hidden = torch.arange(keys, device=self.device) > torch.arange(rows, device=self.device)[:, None] + ahead
+            bias = torch.zeros(rows, keys, device=self.device).masked_fill_(hidden, -torch.inf)
+            self.future[ahead, rows, keys] = bias.repeat(self.group, 1)
+        return self.future[ahead, rows, keys]

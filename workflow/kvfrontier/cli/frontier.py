@@ -41,6 +41,8 @@ def render(group: Group) -> str:
     lines += [f"  {purpose}: {describe(setting)}" for purpose, setting in group.settings.items()]
     table = choice_table(group)
     lines += [f"  {line}" for line in text_table(table.header, table.rows, widest=STRATEGY_CHARS).splitlines()]
+    if table.note:
+        lines.append(f"  {table.note}")
     if any(cell.endswith(MARK) for row in table.rows for cell in row):
         lines.append("  * on the frontier: no other line is as good both in retention (else KL) and in this column")
     if group.verdict and group.verdict["verdict"] == "uninformative":

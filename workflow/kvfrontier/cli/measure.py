@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import click
@@ -39,10 +40,12 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
 
     folder = results_of(campaign)
     index = read_index(folder)
-    log_to(log or log_file(folder, shard))
+    log = log or log_file(folder, shard)
+    log_to(log)
     cells = read_shard(folder, shard)
     try:
-        with stoppable():
+        # Ray prints its own account of dead workers to stdout; ours goes to stderr.
+        with stoppable(), log.open("a") as rays, redirect_stdout(rays):
             measure(
                 Shard(Project.find(), folder, shard, cells),
                 Limits(index.timeout_s, index.max_attempts),

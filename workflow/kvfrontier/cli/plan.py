@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from typing import Any
 
@@ -33,6 +34,7 @@ def command(campaign: str | None, as_json: bool) -> None:
         by_shard[shard][standing.state] += 1
     summary = {
         "campaign": index.campaign,
+        "run": f"snakemake --profile profiles/local --config campaign={shlex.quote(campaign or index.campaign)}",
         "results": str(index.campaign_dir),
         "cells": cells.num_rows,
         **{state: sum(counts[state] for counts in by_shard.values()) for state in STATES},
@@ -91,7 +93,7 @@ def _total(summary: dict[str, Any]) -> str:
         return f"Nothing to measure: all {_count(summary['cells'], 'cell')} are stored or unsupported."
     rest = f"{summary['stored']:,} stored, {summary['unsupported']:,} unsupported"
     total = f"{_count(summary['measure'], 'cell')} to measure, {rest}."
-    return f"{total}\nRun: snakemake --profile profiles/local --config campaign={summary['campaign']}"
+    return f"{total}\nRun: {summary['run']}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -40,6 +40,6 @@ def command(words: tuple[str, ...], kind: str, out: Path | None) -> None:
     else:
         answer = FORMATS[kind](table)
     if out is None:
-        click.get_binary_stream("stdout").write(answer)
+        click.echo(answer, nl=False)
     else:
         out.write_bytes(answer)

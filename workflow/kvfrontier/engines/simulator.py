@@ -39,7 +39,7 @@ class SimulatedSession(Session):
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
         lengths = [len(prompt) for prompt in prompts]
-        scores_attention = "attention_mass" in strategy.needs
+        scores_attention = "attention_mass" in strategy.requires()
         kept = [self._kept(strategy, lengths, done) for done in range(output_tokens)]
         self._check_fits(max([sum(lengths), *kept]))
         at_s = self._model.prefill_s(lengths, scores_attention)

@@ -66,7 +66,9 @@ def read_axes(document: Document) -> tuple[Axes, list[Problem]]:
 
 
 def _tried(document: Document, section: str) -> bool:
-    """Whether the file names the section at all; what is wrong with it is then reported elsewhere."""
+    """Whether the file names the section (or has no axes at all); what is wrong is then reported elsewhere."""
+    if not isinstance(document.data.get("axes"), dict):
+        return True
     return any(isinstance(where, dict) and section in where for where in (document.data.get("axes"), document.data))
 
 

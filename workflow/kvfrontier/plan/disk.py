@@ -27,7 +27,9 @@ from kvfrontier.plan.project import Project, declared_name
 from kvfrontier.plan.table import PLAN, cells_of, plan_batches
 
 FORMAT = 1
-"""Goes into the key: a plan written by another layout is made again."""
+"""A plan written in another layout is made again."""
+
+KEY = b"kvfrontier_key"
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,14 @@ def prepare(project: Project, campaign: str | Path | None = None) -> PlanIndex:
     path = project.campaign_file(campaign)
     campaign_dir = project.campaign_dir(declared_name(path))
     stored = _read_index(campaign_dir)
-    if stored and stored["key"] == _key(project, path, stored["packages"], stored["folders"]):
+    if stored and _is_current(project, path, campaign_dir, stored):
         return _index(campaign_dir, stored)
     loaded = load_campaign(project, path)
     plan = build_plan(project, loaded)
     locations = (loaded.models[name] for name in plan.models)
     folders = sorted(model.location for model in locations if model.source == "folder")
     content = {
+        "format": FORMAT,
         "key": _key(project, path, plan.packages, folders),
         "campaign": plan.campaign,
         "packages": plan.packages,
@@ -105,6 +108,12 @@ def _read_table(campaign_dir: Path, filters: list | None) -> pa.Table:
     return pq.read_table(path, filters=filters, partitioning=None)
 
 
+def _is_current(project: Project, campaign: Path, campaign_dir: Path, stored: dict) -> bool:
+    """Whether nothing has changed since, and both files are of one plan (a crash may come between them)."""
+    key = _key(project, campaign, stored["packages"], stored["folders"])
+    return key == stored["key"] == _key_of_cells(campaign_dir)
+
+
 def _key(project: Project, campaign: Path, packages: tuple[str, ...] | list[str], folders: list[str]) -> str:
     """Hash of everything a plan depends on."""
     config = project.root / "config"
@@ -129,14 +138,21 @@ def _bytes_hash(path: Path) -> str:
 
 
 def _read_index(campaign_dir: Path) -> dict | None:
-    """The stored index; None when there is none or it cannot be read, which only costs making it again."""
+    """The stored index; None when there is none that can be read, which only costs making it again."""
     path = campaign_dir / "plan" / "index.json"
-    if not (campaign_dir / "plan" / "cells.parquet").is_file():
-        return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return content if isinstance(content, dict) and content.get("format") == FORMAT else None
+
+
+def _key_of_cells(campaign_dir: Path) -> str:
+    """The key of the plan that cells.parquet belongs to; empty when there is none."""
+    try:
+        return pq.read_schema(campaign_dir / "plan" / "cells.parquet").metadata[KEY].decode()
+    except (OSError, pa.ArrowInvalid, KeyError):
+        return ""
 
 
 def _index(campaign_dir: Path, content: dict) -> PlanIndex:
@@ -152,13 +168,13 @@ def _write(folder: Path, plan: Plan, content: dict) -> None:
     """Cells first, then the index, each under a temporary name that is renamed. Raises Unavailable for a bad disk."""
 
     def write_cells(path: Path) -> None:
-        with pq.ParquetWriter(path, PLAN, compression="zstd") as writer:
+        schema = PLAN.with_metadata({KEY: content["key"]})
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for batch in plan_batches(plan):
                 writer.write_table(batch)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "index.json").unlink(missing_ok=True)
         _replace(folder / "cells.parquet", write_cells)
         _replace(folder / "index.json", lambda path: path.write_text(json.dumps(content), encoding="utf-8"))
     except OSError as error:

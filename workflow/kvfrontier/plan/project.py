@@ -44,8 +44,8 @@ class Project:
         """The project in folder `root`; raises ConfigError for a bad config/config.yaml (it may be absent)."""
         root = root.expanduser().resolve()
         if not (root / "config").is_dir():
-            problem = Problem(str(root), "(folder)", "no folder `config` in it", "the checkout's root")
-            raise ConfigError([problem])
+            hint = "Set KVFRONTIER_ROOT to it."
+            raise ConfigError([Problem(str(root), "(folder)", "no folder `config`", "the checkout's root", hint)])
         settings = _read_settings(root)
         return cls(root, (root / Path(results or settings.results).expanduser()), settings)
 

@@ -10,7 +10,7 @@ import duckdb
 import vl_convert
 
 from kvfrontier.reports.chart import Chart, charts, data_of
-from kvfrontier.reports.style import themed
+from kvfrontier.reports.style import readable, themed
 from kvfrontier.store.files import write_atomically
 
 PNG_SCALE = 2
@@ -18,10 +18,14 @@ PNG_SCALE = 2
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its data in it; spec None: there is no data, and `chart.missing` says why."""
+    """A chart with its data in it; spec None: there is no data, and `chart.missing` says why.
+
+    left_out: rows of the data that a page cannot show.
+    """
 
     chart: Chart
     spec: dict[str, Any] | None
+    left_out: int = 0
 
 
 def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
@@ -29,7 +33,9 @@ def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
     figures = []
     for found in charts():
         table = data_of(found, connection)
-        figures.append(Figure(found, themed(found.draw(table)) if table.num_rows else None))
+        shown = readable(table)
+        spec = themed(found.draw(shown)) if table.num_rows else None
+        figures.append(Figure(found, spec, table.num_rows - shown.num_rows))
     return figures
 
 

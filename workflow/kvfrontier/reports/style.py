@@ -7,7 +7,6 @@ from typing import Any
 
 import altair as alt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 # Okabe and Ito; the full cache is always black, so that every chart has the same reference.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#5E4FA2")
@@ -15,6 +14,8 @@ SHAPES = ("square", "triangle-up", "diamond", "cross", "triangle-down", "triangl
 REFERENCE, REFERENCE_COLOUR, REFERENCE_SHAPE = "full", "#000000", "circle"
 PANEL_WIDTH, PANEL_HEIGHT, PANEL_COLUMNS = 420, 280, 2
 MOST_PANELS = 12
+MOST_CONFIGURATIONS = 40
+MOST_POINTS = 400
 PANEL_BREAK = " | "
 
 PANEL_SQL = "concat_ws(' · ', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
@@ -32,10 +33,27 @@ def inline(table: pa.Table) -> alt.InlineData:
     return alt.InlineData(values=[{key: _plain(value) for key, value in row.items()} for row in table.to_pylist()])
 
 
-def first_panels(table: pa.Table) -> pa.Table:
-    """At most MOST_PANELS different values of `panel`, in order of appearance: a page is to be read."""
-    kept = list(dict.fromkeys(table["panel"].to_pylist()))[:MOST_PANELS]
-    return table.filter(pc.is_in(table["panel"], pa.array(kept, table.schema.field("panel").type)))
+def readable(table: pa.Table) -> pa.Table:
+    """What a page can show: the first MOST_PANELS panels, and in each the first configurations, or points.
+
+    Points that nothing dominates come first. The page says how many rows it leaves to SQL.
+    """
+    has_names = "configuration" in table.column_names
+    names = table["configuration"].to_pylist() if has_names else range(table.num_rows)
+    most = MOST_CONFIGURATIONS if has_names else MOST_POINTS
+    panels = table["panel"].to_pylist()
+    order = range(table.num_rows)
+    if "on_frontier" in table.column_names:
+        on_frontier = table["on_frontier"].to_pylist()
+        order = sorted(order, key=lambda row: not on_frontier[row])
+    members: dict[Any, set[Any]] = {panel: set() for panel in list(dict.fromkeys(panels))[:MOST_PANELS]}
+    kept = []
+    for row in order:
+        shown = members.get(panels[row])
+        if shown is not None and (len(shown) < most or names[row] in shown):
+            shown.add(names[row])
+            kept.append(row)
+    return table.take(pa.array(sorted(kept), pa.int64()))
 
 
 def series_names(table: pa.Table) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.project import Project
 from kvfrontier.run.schedule import Died
+from kvfrontier.run.watch import SIGNALS
 from kvfrontier.run.worker import EngineWorker, Report, Task
 
 logger = logging.getLogger(__name__)
@@ -73,13 +74,16 @@ class RayPool:
 
     def wait(self, timeout_s: float) -> list[tuple[int, Report | Died]]:
         ready, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=timeout_s)
+        if not ready and not any(node["Alive"] for node in self.ray.nodes()):
+            raise Unavailable("Ray's node process died. What was measured is kept; run again to go on.")
         return [(self._calls.pop(call), self._result(call)) for call in ready]
 
     def _result(self, call: Any) -> Report | Died:
         try:
             return self.ray.get(call)
         except (self.ray.exceptions.OutOfMemoryError, self.ray.exceptions.RayActorError) as error:
-            text = " ".join(str(error).split())
+            logger.info("%s", error)
+            text = " ".join(str(error).split()).rpartition("The actor is dead because ")[2].partition(". Some common")[0]
             return Died(text, is_oom="OutOfMemory" in type(error).__name__ or "memory pressure" in text)
 
     def _see_it_gone(self, pid_call: Any) -> None:
@@ -109,6 +113,8 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
 
     try:
         _connect(ray, placement, folder)
+        for number in SIGNALS:  # Ray has put handlers of its own in place, which print a stack and then call ours
+            signal.signal(number, signal.getsignal(number))
         yield RayPool(ray, placement, project, campaign_dir)
     finally:
         ray.shutdown()

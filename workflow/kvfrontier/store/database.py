@@ -11,9 +11,11 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from kvfrontier.errors import Unavailable
 from kvfrontier.metrics import METRICS
 from kvfrontier.plan.disk import read_cells
 from kvfrontier.store.columns import build_parameters
+from kvfrontier.store.files import explained
 from kvfrontier.store.quantiles import NORMAL_975, TABULATED, t_table
 from kvfrontier.store.rows import read_table
 
@@ -29,7 +31,7 @@ def build_database(campaign_dir: Path) -> Path:
     """Join every planned cell with its stored row and publish the result; readers of the old file are not disturbed.
 
     Damaged row files are skipped, counted, named in the log and in the table `damaged_files`.
-    Raises Unavailable where the campaign has no plan yet.
+    Raises Unavailable where the campaign has no plan yet, or the folder cannot be written.
     """
     plan = read_cells(campaign_dir)
     rows, damaged = read_table(campaign_dir)
@@ -37,10 +39,13 @@ def build_database(campaign_dir: Path) -> Path:
         log.warning("skipped a damaged row file: %s", name)
     published = database_path(campaign_dir)
     # In the same folder: a rename across file systems is not atomic.
-    with tempfile.TemporaryDirectory(dir=campaign_dir, prefix=".building-") as aside:
+    with explained(published), tempfile.TemporaryDirectory(dir=campaign_dir, prefix=".building-") as aside:
         built = Path(aside) / published.name
-        with duckdb.connect(built) as connection:
-            fill(connection, plan, rows, damaged)
+        try:
+            with duckdb.connect(built) as connection:
+                fill(connection, plan, rows, damaged)
+        except duckdb.IOException as error:  # a full disk, mostly: DuckDB has its own errors for the file system's
+            raise Unavailable(f"cannot write {published}: {error}") from error
         os.replace(built, published)
     log.info("%s: %d cells, %d rows, %d damaged files", published, plan.num_rows, rows.num_rows, len(damaged))
     return published

@@ -55,9 +55,12 @@ def stored_rows(campaign_dir: Path) -> tuple[dict[str, Stored], list[str]]:
     return newest, damaged
 
 
-def write_ledger(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
-    """Say what became of each cell of a shard (cells without a row are left out)."""
-    newest, _ = stored_rows(campaign_dir)
+def write_ledger(
+    campaign_dir: Path, shard: str, fingerprints: Sequence[str], newest: Mapping[str, Stored] | None = None
+) -> Path:
+    """Say what became of each cell of a shard (cells without a row are left out); `newest`: `stored_rows`, if known."""
+    if newest is None:
+        newest, _ = stored_rows(campaign_dir)
     cells = {
         name: {"status": newest[name].status, "attempt": newest[name].attempt}
         for name in fingerprints

@@ -28,7 +28,8 @@ def write_row(campaign_dir: Path, row: Mapping[str, Any]) -> Path:
     return write_atomically(cell_file(campaign_dir, row["fingerprint"]), _encode(row))
 
 
-def _encode(row: Mapping[str, Any]) -> bytes:
+def as_table(row: Mapping[str, Any]) -> pa.Table:
+    """One row in the fixed schema."""
     plain = {
         **row,
         "parts": list((row.get("parts") or {}).items()),
@@ -37,10 +38,14 @@ def _encode(row: Mapping[str, Any]) -> bytes:
             value._asdict() if isinstance(value, Measurement) else value for value in row.get("measurements") or ()
         ],
     }
+    return pa.Table.from_pylist([plain], schema=ROW)
+
+
+def _encode(row: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     # One row: dictionaries, statistics and compression only cost time; parts have them.
     pq.write_table(
-        pa.Table.from_pylist([plain], schema=ROW),
+        as_table(row),
         buffer,
         compression="none",
         use_dictionary=False,

@@ -37,8 +37,7 @@ def encode(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> C
     Raises Unsupported where the model's template rewrites earlier turns when a later one is added.
     """
     cuts = [render(tokenizer, conversation.turns[:count]) for count in range(1, len(conversation.turns) + 1)]
-    opening = f" {conversation.answer}" if answer_prefix and tokenizer.chat_template is None else conversation.answer
-    asked = render(tokenizer, conversation.turns, conversation.question) + (opening if answer_prefix else "")
+    asked = _asked(tokenizer, conversation.turns, conversation, answer_prefix)
     texts = [later.removeprefix(earlier) for earlier, later in zip(["", *cuts], [*cuts, asked], strict=True)]
     if any(not later.startswith(earlier) for earlier, later in zip(cuts, [*cuts[1:], asked], strict=True)):
         raise Unsupported(
@@ -47,12 +46,12 @@ def encode(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> C
     turns = [_ids(tokenizer, text, first=number == 0) for number, text in enumerate(texts[:-1])]
     question = _ids(tokenizer, texts[-1])
     before = sum(map(len, turns[: conversation.fact_turn]))
-    # A model that gets no answer prefix starts with the value itself, one that gets it goes on after a space.
-    spaced = [f"{texts[-1]}{' ' if answer_prefix else ''}{value}" for value in conversation.alternatives]
+    joint = "" if texts[-1][-1].isspace() else " "  # a chat's answer begins on a new line, a continued one goes on
+    answered = [f"{texts[-1]}{joint}{value}" for value in conversation.alternatives]
     return Chat(
         turns=turns,
         question=question,
-        alternatives=[_ids(tokenizer, text)[len(question) :] for text in spaced],
+        alternatives=[_ids(tokenizer, text)[len(question) :] for text in answered],
         value_positions=[before + place for place in _places(tokenizer, texts, conversation)],
         fact_turn=conversation.fact_turn,
     )
@@ -75,8 +74,15 @@ def render(tokenizer: Any, turns: Sequence[Turn], question: str | None = None) -
 
 def question_alone(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> list[int]:
     """The question with nothing before it: what a model guesses without the conversation."""
-    text = render(tokenizer, (), conversation.question)
-    return _ids(tokenizer, text + (conversation.answer if answer_prefix else ""), first=True)
+    return _ids(tokenizer, _asked(tokenizer, (), conversation, answer_prefix), first=True)
+
+
+def _asked(tokenizer: Any, turns: Sequence[Turn], conversation: Conversation, answer_prefix: bool) -> str:
+    """The turns, the question and, if wanted, the beginning of its answer."""
+    text = render(tokenizer, turns, conversation.question)
+    if not answer_prefix:
+        return text
+    return f"{text}{'' if text[-1].isspace() else ' '}{conversation.answer}"
 
 
 def _ids(tokenizer: Any, text: str, first: bool = False) -> list[int]:

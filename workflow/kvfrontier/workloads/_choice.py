@@ -26,13 +26,11 @@ def score_alternatives(
     beginnings = [_shared_beginnings(row) for row in alternatives]
     after: list[dict[TokenIds, Tensor]] = [{(): row} for row in _log_softmax(logits)]
     for number in range(max(map(len, beginnings))):
-        # Rows with fewer shared beginnings repeat something: a batch advances together.
-        fed = [
-            row[number] if number < len(row) else tuple(alternatives[index][0][:1])
-            for index, row in enumerate(beginnings)
-        ]
-        for index, row in enumerate(_log_softmax(asked.fork().extend([list(tokens) for tokens in fed]))):
-            after[index][fed[index]] = row
+        # A batch advances together: rows with fewer shared beginnings repeat a token whose answer nobody reads.
+        fed = [row[number] if number < len(row) else alternatives[at][0][:1] for at, row in enumerate(beginnings)]
+        for at, answer in enumerate(_log_softmax(asked.fork().extend([list(tokens) for tokens in fed]))):
+            if number < len(beginnings[at]):
+                after[at][beginnings[at][number]] = answer
     return [[_log_probability(tuple(tokens), after[index]) for tokens in row] for index, row in enumerate(alternatives)]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import ModelSpec
     from kvfrontier.strategies.base import Strategy
 
-REFERENCES_HELD_BYTES = 2 * 2**30  # host memory that a session may keep for references
+REFERENCES_HELD_BYTES = 512 * 2**20  # host memory that a session may keep for references
 
 
 @dataclass

@@ -11,7 +11,6 @@ from kvfrontier.reports.style import (
     PANEL_SQL,
     PLACE_SQL,
     configurations,
-    first_panels,
     in_panels,
     point_fill,
     series_colour,
@@ -38,7 +37,6 @@ def metric_sql(metric: str) -> str:
 
 def dots(table: pa.Table, title: str) -> alt.FacetChart:
     """Rows as `metric_sql` returns them, from zero. Hollow dots are modelled, bars are 95 % intervals."""
-    table = first_panels(table)
     y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=230))
     base, colour = alt.Chart(), series_colour(table)
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(

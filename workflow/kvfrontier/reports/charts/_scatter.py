@@ -8,7 +8,6 @@ import pyarrow as pa
 from kvfrontier.reports.style import (
     PANEL_BREAK,
     PANEL_SQL,
-    first_panels,
     in_panels,
     point_fill,
     series_colour,
@@ -45,7 +44,7 @@ def scatter(table: pa.Table, x: alt.X, y: alt.Y, more_costs: bool = True) -> alt
 
     more_costs: a higher x is worse (bytes); False where it is better (tokens/s).
     """
-    table = _with_label_side(first_panels(table))
+    table = _with_label_side(table)
     base = alt.Chart()
     colour = series_colour(table)
     front = (

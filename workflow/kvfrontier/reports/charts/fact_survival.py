@@ -6,7 +6,7 @@ import altair as alt
 import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
-from kvfrontier.reports.style import CONFIGURATION_SQL, PANEL_BREAK, first_panels, inline, panel_facet
+from kvfrontier.reports.style import CONFIGURATION_SQL, PANEL_BREAK, inline, panel_facet
 
 TILE, WIDTH = 9, 260
 
@@ -29,8 +29,7 @@ TILE, WIDTH = 9, 260
 def fact_survival(table: pa.Table) -> alt.FacetChart:
     """Share of the fact's own tokens that are still in the cache when the question comes, by layer (down) and KV head
     (across). A fact that survives nowhere cannot be answered; one that survives and is not answered was kept but not
-    used. At most twelve panels."""
-    table = first_panels(table)
+    used."""
     layers = max(table["layer"].to_pylist()) + 1
     panels = len(set(table["panel"].to_pylist()))
     return (

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._dots import BY_SETTING, ROW_HEIGHT, SETTING
-from kvfrontier.reports.style import configurations, first_panels, in_panels
+from kvfrontier.reports.style import configurations, in_panels
 
 TIERS = {
     "keys and values on the device": "#0072B2",
@@ -34,7 +34,6 @@ TIERS = {
 def kv_memory(table: pa.Table) -> alt.FacetChart:
     """Bytes of the cache of the whole batch, at the phase where they are most: exact sizes of its tensors. Bookkeeping
     is what a strategy stores beside keys and values: scores, positions."""
-    table = first_panels(table)
     bars = (
         alt.Chart()
         .mark_bar()

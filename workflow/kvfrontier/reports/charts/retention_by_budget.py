@@ -10,7 +10,6 @@ from kvfrontier.reports.style import (
     PANEL_BREAK,
     PANEL_SQL,
     REFERENCE,
-    first_panels,
     in_panels,
     point_fill,
     series_colour,
@@ -45,7 +44,7 @@ HAIR = 0.015
 def retention_by_budget(table: pa.Table) -> alt.FacetChart:
     """Facts answered right, all depths together, with 95 % Wilson intervals. The dashed line and its band are the full
     cache."""
-    table = _side_by_side(first_panels(table))
+    table = _side_by_side(table)
     shares = sorted({share for share in table["share"].to_pylist() if share is not None})
     y = alt.Y("mean:Q", title="facts answered right", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
     axis = alt.Axis(values=shares, format="~g", labelOverlap=True)

@@ -13,7 +13,6 @@ from kvfrontier.reports.style import (
     PANEL_SQL,
     PLACE_SQL,
     configurations,
-    first_panels,
     in_panels,
 )
 
@@ -34,7 +33,6 @@ from kvfrontier.reports.style import (
 def retention_by_depth(table: pa.Table) -> alt.FacetChart:
     """Facts answered right, by the place of the fact: 0 is the first turn of the chat, 1 the last before the question.
     Darker is better; n and the interval are in the tooltip."""
-    table = first_panels(table)
     base = alt.Chart().encode(
         x=alt.X("depth:O", title="place of the fact (0 first turn, 1 last)", axis=alt.Axis(labelAngle=0, format="~g")),
         y=alt.Y("configuration:N", title=None, sort=configurations(table)),

@@ -1,0 +1,73 @@
+"""`kill -9` of any process of a run: the next run just works, nothing is lost, nothing is counted twice."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+from workspace import Workspace, wait_until
+
+pytestmark = [pytest.mark.workflow, pytest.mark.ray, pytest.mark.timeout(300)]
+TARGET = "results/trial/trial.duckdb"
+CELLS = 10
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A campaign in the middle of its cells."""
+    space = Workspace(tmp_path)
+    space.campaign({"workload": [{"name": "nap", "seconds": 0.7}], "seed": list(range(CELLS))})
+    process = space.start(TARGET)
+    wait_until(lambda: space.naps_taken().total() >= 4, 90, "four cells started")
+    yield space, process
+    for pid in space.processes(""):
+        os.kill(pid, signal.SIGKILL)
+    process.wait(30)
+
+
+def finishes(space, cells_in_flight=2):
+    assert space.measure_all().returncode == 0
+    assert space.statuses() == {("ok", 1): CELLS}
+    assert space.naps_taken().total() <= CELLS + cells_in_flight
+
+
+@pytest.mark.parametrize("victim", ["snakemake -s", "kvfrontier measure"])
+def test_after_the_death_of_snakemake_or_the_driver_no_process_stays_and_the_next_run_finishes(running, victim):
+    space, process = running
+    pids = space.processes(victim)
+    os.kill(min(pids), signal.SIGKILL)
+    process.wait(60)
+    wait_until(lambda: not space.processes(""), 20, "every process of the run has ended")
+    finishes(space)
+
+
+def test_a_killed_worker_is_replaced_within_the_run(running):
+    space, process = running
+    os.kill(space.processes("ray::EngineWorker")[0], signal.SIGKILL)
+    assert process.wait(90) == 0
+    assert space.statuses() == {("ok", 1): CELLS}
+    assert space.naps_taken().total() == CELLS + 1
+
+
+def test_ctrl_c_stops_cleanly_and_keeps_what_was_measured(running):
+    space, process = running
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+    wait_until(lambda: not space.processes(""), 20, "every process of the run has ended")
+    assert space.statuses()["ok", 1] >= 1
+    assert "Traceback" not in (space.root / "output.txt").read_text()
+    finishes(space)
+
+
+def test_a_second_run_of_the_same_campaign_is_told_who_holds_it(running):
+    space, process = running
+    second = space.snakemake(TARGET)
+    assert second.returncode != 0
+    assert f"already being done by process {process.pid}" in second.stdout
+    shard = space.index().shards[0].name
+    direct = subprocess.Popen(["kvfrontier", "measure", "trial", shard], env=space.environment, cwd=space.root,
+                              stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert "Waiting for it" in direct.stderr.readline()
+    assert process.wait(90) == 0
+    assert direct.wait(60) == 0
+    assert space.naps_taken().total() == CELLS, "two drivers measured the same cells"

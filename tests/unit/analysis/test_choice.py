@@ -1,0 +1,81 @@
+"""What the terminal and the report say about a group is computed from its rows."""
+
+from __future__ import annotations
+
+from kvfrontier.analysis.choice import hints, keeps_retention
+from kvfrontier.analysis.frontier import Group, compare, count_by_status
+from kvfrontier.analysis.table import HEADER, choice_table, title
+
+ROW = {
+    "strategy": "h2o", "strategy_label": "h2o(budget=0.3)", "series": "h2o", "budget": 0.3,
+    "retention": 0.5, "retention_low": 0.3, "retention_high": 0.7, "kl": 0.2, "top1": 0.8,
+    "kv_bytes": 300.0, "kv_share": 0.3, "tokens_per_s": 20.0, "tokens_per_s_low": 19.0, "tokens_per_s_high": 21.0,
+    "ttft_s": 1.0, "leads_memory": True, "leads_throughput": False, "leads_ttft": False,
+}  # fmt: skip
+FULL = ROW | {
+    "strategy": "full", "strategy_label": "full", "series": "full", "budget": None, "retention": 0.9,
+    "retention_low": 0.8, "retention_high": 0.96, "kl": 0.0, "top1": 1.0, "kv_bytes": 1000.0, "kv_share": 1.0,
+    "tokens_per_s": 10.0, "tokens_per_s_low": 9.0, "tokens_per_s_high": 11.0, "ttft_s": 0.9,
+}  # fmt: skip
+
+
+def group(*rows):
+    return Group("m", "torch", "cpu", "measured", settings={}, rows=list(rows), verdict=None)
+
+
+def chosen(*rows):
+    return {hint.constraint: hint.choice for hint in hints(group(*rows))}
+
+
+def test_memory_goes_to_the_least_bytes_inside_the_full_caches_interval():
+    weak, good = ROW, ROW | {"strategy_label": "h2o(budget=0.5)", "retention": 0.85, "kv_bytes": 500.0}
+    assert chosen(FULL, weak, good)["KV memory, facts must be kept"] == "h2o(budget=0.5)"
+    assert chosen(FULL, weak)["KV memory, facts must be kept"] == "full"
+
+
+def test_without_a_full_cache_nothing_is_said_about_keeping_facts():
+    assert keeps_retention(group(ROW)) == []
+    assert "KV memory, facts must be kept" not in chosen(ROW)
+
+
+def test_throughput_names_the_ratio_and_warns_when_intervals_overlap():
+    (hint,) = [hint for hint in hints(group(FULL, ROW)) if hint.constraint == "throughput"]
+    assert hint.choice == "h2o(budget=0.3)"
+    assert "2.00 times" in hint.because
+    assert "overlap" not in hint.because
+    close = ROW | {"tokens_per_s": 10.5, "tokens_per_s_low": 9.5, "tokens_per_s_high": 11.5}
+    (hint,) = [hint for hint in hints(group(FULL, close)) if hint.constraint == "throughput"]
+    assert "the intervals overlap" in hint.because
+
+
+def test_a_group_without_measurements_of_a_kind_says_nothing_about_it():
+    bare = dict.fromkeys(ROW) | {"strategy": "full", "strategy_label": "full", "series": "full"}
+    assert hints(group(bare)) == []
+    assert choice_table(group(bare)).header == ("strategy",)
+
+
+def test_the_table_marks_what_is_on_the_frontier():
+    table = choice_table(group(FULL, ROW))
+    assert table.header == HEADER
+    assert table.rows[1][2] == "300 B*"
+    assert table.rows[1][4] == "50% [30-70]"
+
+
+def test_groups_never_mix_measured_and_modelled(connection):
+    groups = compare(connection)
+    assert [(found.model, found.source) for found in groups] == [
+        ("test-alpha", "measured"),
+        ("test-beta", "measured"),
+        ("test-alpha", "model"),
+    ]
+    assert "MODELLED" in title(groups[2])
+    assert all(found.full for found in groups)
+
+
+def test_the_longest_context_and_largest_batch_are_shown(connection):
+    speed = compare(connection)[0].settings["speed"]
+    assert (speed["batch_size"], speed["context_tokens"], speed["others"]) == (4, 1024, 2)
+
+
+def test_cells_are_counted_by_status(connection):
+    assert count_by_status(connection) == {"ok": 72, "unsupported": 3, "oom": 1, "planned": 1}

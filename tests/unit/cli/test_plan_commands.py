@@ -1,0 +1,88 @@
+"""`kvfrontier plan`, `explain` and `schema` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from kvfrontier.cli import kvfrontier
+from kvfrontier.errors import ConfigError
+from kvfrontier.plan import disk
+from toy_project import CAMPAIGN, ToyProject, planned_cells, store, toy_plugins
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVFRONTIER_ROOT", str(tmp_path))
+    monkeypatch.delenv("KVFRONTIER_RESULTS", raising=False)
+    with toy_plugins():
+        toys = ToyProject(tmp_path)
+        toys.campaign_text(CAMPAIGN)
+        yield toys
+
+
+def call(*arguments: str) -> str:
+    result = CliRunner().invoke(kvfrontier, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_plan_lists_shards_reasons_and_totals(toys):
+    text = call("plan", "trial")
+    shard = disk.prepare(toys.project, "trial").shards[0].name
+    assert f"{shard}      3           3       0            0" in text
+    assert "3  new" in text
+    assert "3 cells to measure, 0 stored, 0 unsupported." in text
+    assert "snakemake --profile profiles/local --config campaign=trial" in text
+
+
+def test_plan_without_a_name_takes_the_default_campaign(toys):
+    toys.write("config.yaml", "campaign: trial\n")
+    assert "Campaign trial: 3 cells" in call("plan")
+
+
+def test_plan_says_when_there_is_nothing_to_do_and_explain_too(toys):
+    index = disk.prepare(toys.project, "trial")
+    for cell in planned_cells(index):
+        store(index, cell)
+    assert "Nothing to measure: all 3 cells are stored or unsupported." in call("plan", "trial")
+    assert "Nothing changed: all 3 cells of trial are stored." in call("explain", "trial")
+
+
+def test_plan_as_json_has_every_shard_and_note(toys):
+    toys.campaign_text(CAMPAIGN.replace("[0.1, 0.3]", "[0.1, 0.10, 0.3]") + "shard: {max_cells: 1}\n")
+    summary = json.loads(call("plan", "trial", "--json"))
+    assert (summary["cells"], summary["measure"], summary["duplicates"]) == (3, 3, 1)
+    assert [shard["cells"] for shard in summary["shards"]] == [1, 1, 1]
+    assert "given more than once" in summary["notes"][0]
+
+
+def test_explain_names_what_changed_before_and_now(toys):
+    index = disk.prepare(toys.project, "trial")
+    first = planned_cells(index)[0]
+    store(index, first, fingerprint="a" * 32, parts={"package:pydantic": "1.0"})
+    text = call("explain", "trial")
+    assert "1 cell to measure: changed: package:pydantic" in text
+    assert f"package:pydantic: 1.0 -> {first.parts['package:pydantic']}" in text
+    assert "2 cells to measure: new" in text
+    only = json.loads(call("explain", "trial", "--cell", first.cell_id[:8], "--json"))
+    assert [group["cells"] for group in only["groups"]] == [1]
+
+
+def test_explain_refuses_a_cell_that_is_not_planned(toys):
+    result = CliRunner().invoke(kvfrontier, ["explain", "trial", "--cell", "zz"])
+    assert result.exit_code == 2
+    assert "starts with 'zz'" in result.output
+
+
+def test_a_bad_campaign_stops_plan_with_all_problems(toys):
+    toys.campaign_text(CAMPAIGN.replace("toy_full", "toy_ful").replace("0.1", "1.5"))
+    with pytest.raises(ConfigError, match=r"toy_ful(.|\n)*1\.5"):
+        call("plan", "trial")
+
+
+def test_schema_prints_one_or_checks_all(toys):
+    assert json.loads(call("schema", "campaign"))["properties"]["axes"]
+    result = CliRunner().invoke(kvfrontier, ["schema", "campain"])
+    assert "Did you mean 'campaign'?" in result.output

@@ -1,0 +1,119 @@
+"""Every chart renders; the page loads nothing and believes nobody."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pyarrow as pa
+import pytest
+from kvfrontier.reports.chart import charts, data_of
+from kvfrontier.reports.figures import draw_all
+from kvfrontier.reports.page import script_json, write_report
+from kvfrontier.reports.style import MOST_CONFIGURATIONS, MOST_PANELS, MOST_POINTS, inline, readable
+from kvfrontier.store.database import build_database
+from kvfrontier.store.query import open_database
+from synthetic import write_campaign
+
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'>{{ 7*7 }}"
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, as a browser's parser sees them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="session")
+def page(synthetic_campaign):
+    return write_report(synthetic_campaign)
+
+
+@pytest.mark.parametrize("found", charts(), ids=lambda found: found.name)
+def test_a_chart_renders_its_data(found, connection):
+    table = data_of(found, connection)
+    assert table.num_rows > 0
+    spec = found.draw(table).to_dict()
+    assert spec["$schema"].endswith(".json")
+    assert found.caption and found.missing
+
+
+def test_a_chart_is_named_after_its_file_and_its_function():
+    for found in charts():
+        assert found.draw.__name__ == found.name
+
+
+def test_every_figure_is_also_png_and_svg(page):
+    folder = page.parent / "figures"
+    for found in charts():
+        assert (folder / f"{found.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (folder / f"{found.name}.svg").read_text()
+
+
+def test_the_page_loads_nothing(page):
+    elements = Elements(page.read_text()).found
+    assert not [attrs for _, attrs in elements if "src" in attrs]
+    assert not [attrs for tag, attrs in elements if tag == "link"]
+    assert {attrs["href"][0] for tag, attrs in elements if tag == "a"} == {"#"}
+    assert not re.search(r"url\(\s*['\"]?http", page.read_text().split("<script>")[0])
+    assert [attrs for tag, attrs in elements if tag == "meta" and "default-src 'none'" in attrs.get("content", "")]
+
+
+def test_the_page_tells_what_failed_and_what_is_modelled(page):
+    text = page.read_text()
+    assert "asked for 3.0 GiB, 1.0 GiB free (test)" in text
+    assert "MODELLED" in text
+    assert "test-host" in text
+
+
+def test_markup_in_names_and_reasons_is_only_text(tmp_path):
+    folder = write_campaign(tmp_path, models=(EVIL,), evil_reason=EVIL)
+    build_database(folder)
+    text = write_report(folder).read_text()
+    elements = Elements(text).found
+    assert not [tag for tag, _ in elements if tag == "img"]
+    assert len([tag for tag, _ in elements if tag == "script"]) == 3
+    assert "window.hacked=1</script" not in text
+    assert "{{ 7*7 }}" in text
+
+
+def test_json_cannot_end_its_script_element():
+    assert "</" not in script_json({"a": "</script>", "b": "<!--"})
+
+
+def test_a_chart_without_data_says_why(tmp_path):
+    folder = write_campaign(tmp_path, run=False)
+    build_database(folder)
+    text = write_report(folder).read_text()
+    with open_database(folder) as connection:
+        assert all(figure.spec is None for figure in draw_all(connection))
+    for found in charts():
+        assert found.missing.split(":")[0] in text
+    assert not list((folder / "figures").glob("*"))
+    assert "Nothing is measured yet." in text
+
+
+def test_more_than_5000_rows_nan_and_dots_in_names_survive():
+    table = pa.table({"panel": ["a.b[c]"] * 6000, "value": [float("nan")] * 6000})
+    values = inline(table).to_dict()["values"]
+    assert len(values) == 6000
+    assert values[0] == {"panel": "a.b[c]", "value": None}
+
+
+def test_panels_and_configurations_beyond_the_readable_number_are_left_to_sql():
+    names = [f"p{index}" for index in range(40) for _ in range(50)]
+    table = pa.table({"panel": names, "configuration": [str(index) for index in range(50)] * 40})
+    assert readable(table).num_rows == MOST_PANELS * MOST_CONFIGURATIONS
+
+
+def test_points_on_the_frontier_are_kept_first():
+    table = pa.table({"panel": ["p"] * 1000, "on_frontier": [index == 999 for index in range(1000)]})
+    shown = readable(table)
+    assert shown.num_rows == MOST_POINTS
+    assert shown["on_frontier"].to_pylist()[-1]

@@ -1,0 +1,109 @@
+"""The schedule with a pool that is a script: order, timeouts, deaths, recycling, giving up."""
+
+from types import SimpleNamespace
+
+import pytest
+from kvfrontier.errors import Unavailable
+from kvfrontier.run import schedule as scheduling
+from kvfrontier.run.schedule import Died, Schedule
+from kvfrontier.run.worker import Report, Task
+
+
+def a_task(name: str, attempt: int = 1) -> Task:
+    return Task(SimpleNamespace(fingerprint=name, cell_id=name), attempt)
+
+
+class ScriptedPool:
+    """Answers each cell with the next of `answers[cell]`: a Report, a Died, or None for silence."""
+
+    def __init__(self, **answers):
+        self.answers = {name: list(given) for name, given in answers.items()}
+        self.started, self.stopped, self.ran = [], [], []
+        self._busy = {}
+
+    def start(self, worker):
+        self.started.append(worker)
+        self._busy.pop(worker, None)
+
+    def stop(self, worker):
+        self.stopped.append(worker)
+
+    def submit(self, worker, task, concurrent_cells):
+        assert worker not in self._busy, "a worker got two cells at once"
+        self._busy[worker] = task
+        self.ran.append((task.planned.fingerprint, concurrent_cells))
+
+    def wait(self, timeout_s):
+        for worker, task in list(self._busy.items()):
+            script = self.answers.get(task.planned.fingerprint, [])
+            answer = script.pop(0) if script else Report("ok")
+            if answer is not None:
+                del self._busy[worker]
+                return [(worker, answer)]
+            script.insert(0, None)
+        return []
+
+
+def run(pool, shared=(), exclusive=(), workers=2, timeout_s=5.0):
+    kept, done = [], []
+    schedule = Schedule(
+        pool,
+        workers,
+        timeout_s,
+        keep=lambda task, status, reason, name, phase: kept.append((task.planned.fingerprint, status, name)),
+        done=lambda task, report: done.append((task.planned.fingerprint, report.status)),
+    )
+    schedule.run([a_task(name) for name in shared], [a_task(name) for name in exclusive], seed=1)
+    return kept, done
+
+
+def test_every_cell_runs_once_and_exclusive_cells_run_alone_and_last():
+    pool = ScriptedPool()
+    kept, done = run(pool, shared="abcd", exclusive="xyz")
+    assert sorted(done) == [(name, "ok") for name in "abcdxyz"] and kept == []
+    assert {name for name, _ in pool.ran[4:]} == set("xyz")
+    assert all(together == 1 for name, together in pool.ran[4:])
+    assert pool.started == [0, 1] and pool.stopped == [1], "the second worker must be gone before cells are timed"
+
+
+def test_the_order_is_shuffled_and_the_same_for_one_seed():
+    names = [f"c{index}" for index in range(30)]
+    first, second = ScriptedPool(), ScriptedPool()
+    run(first, exclusive=names)
+    run(second, exclusive=names)
+    assert first.ran == second.ran and [name for name, _ in first.ran] != names
+
+
+def test_a_cell_whose_worker_dies_is_tried_once_more_and_then_an_error():
+    pool = ScriptedPool(a=[Died("killed")], b=[Died("killed"), Died("killed")], c=[Died("x"), Died("x", is_oom=True)])
+    kept, done = run(pool, shared="abcd")
+    assert sorted(kept) == [("b", "error", "WorkerDied"), ("c", "oom", "WorkerOutOfMemory")]
+    assert sorted(done) == [("a", "ok"), ("b", "error"), ("c", "oom"), ("d", "ok")]
+
+
+def test_a_late_cell_is_ended_becomes_a_timeout_and_its_worker_is_replaced():
+    pool = ScriptedPool(a=[None])
+    kept, done = run(pool, shared="ab", workers=1, timeout_s=0.05)
+    assert kept == [("a", "timeout", "Timeout")]
+    assert sorted(done) == [("a", "timeout"), ("b", "ok")] and pool.started == [0, 0]
+
+
+def test_a_worker_is_replaced_after_an_error_but_not_for_nothing():
+    pool = ScriptedPool(a=[Report("error", recycle="after error")], b=[Report("error", recycle="after error")])
+    run(pool, shared="ab", workers=1)
+    assert pool.started == [0, 0], "after the last cell no new worker is needed"
+
+
+def test_when_the_model_cannot_be_loaded_the_other_cells_do_not_try():
+    failed = Report("error", "no such folder", "load", recycle="after error")
+    pool = ScriptedPool(**{f"c{index}": [failed] for index in range(10)})
+    kept, done = run(pool, shared=[f"c{index}" for index in range(10)], workers=1)
+    assert len(pool.ran) == scheduling.LOAD_FAILURES and len(done) == 10
+    assert {(status, name) for _, status, name in kept} == {("error", "NotLoaded")}
+
+
+def test_what_no_cell_is_to_blame_for_stops_the_shard():
+    with pytest.raises(Unavailable, match="disk is full"):
+        run(ScriptedPool(a=[Report("ok", fatal="the disk is full")]), shared="ab")
+    with pytest.raises(Unavailable, match="workers died one after another"):
+        run(ScriptedPool(**{name: [Died("x"), Died("x")] for name in "abcdef"}), shared="abcdef", workers=1)
