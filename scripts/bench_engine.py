@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Speed and memory of the torch engine, as ratios whose two sides are measured in the same run.
 
-a  full-cache decode against transformers' generate        (goal at 2,048 tokens: 1.2 times as fast)
-b  exact H2O prefill against the full cache's              (goal: at most 1.4 times the time, 1.05 times the peak memory)
-c  decode at 8,192 tokens, batch 8, H2O at budget 0.3      (goal: 1.8 times as fast as our own full cache)
+a  full-cache decode against transformers' generate (goal at 2,048 tokens: 1.2 times as fast)
+b  exact H2O prefill against the full cache's (goal: at most 1.4 times the time and 1.05 times the peak memory)
+c  decode at 8,192 tokens, batch 8, H2O at budget 0.3 against our own full cache (goal: 1.8 times as fast)
 
 A model of SmolLM2-135M's shape with random weights, float32, one thread. Prints `name=value` lines.
 """
@@ -17,12 +17,11 @@ import sys
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
-
 from kvfrontier.engines._memory import PeakMemory
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 VOCAB = 49_152
 SETTINGS = {  # strategy, its parameters, the session's prefill
@@ -89,7 +88,12 @@ def bench_decode(model: PreTrainedModel, tokens: int, steps: int, rounds: int) -
         session.model.set_attn_implementation("sdpa")
         clock = Clock()
         model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=steps + 1, do_sample=False, streamer=clock, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=steps + 1,
+            do_sample=False,
+            streamer=clock,
+            pad_token_id=0,
         )
         theirs.append((clock.times[-1] - clock.times[1]) / steps)
     report(f"decode_{tokens}_ours_s", statistics.median(ours))
@@ -174,7 +178,9 @@ def bench_budget(model: PreTrainedModel, tokens: int, batch: int, steps: int, ro
 def main() -> None:
     """Parse the command line and run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short contexts, few rounds: does it run, roughly how fast")
+    parser.add_argument(
+        "--quick", action="store_true", help="short contexts, few rounds: does it run, roughly how fast"
+    )
     parser.add_argument("--parts", default="abc", help="which parts to run (default: abc)")
     parser.add_argument("--peak", nargs=2, metavar=("SETTING", "TOKENS"), help="internal: one prefill's peak memory")
     arguments = parser.parse_args()

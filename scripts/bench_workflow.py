@@ -73,13 +73,15 @@ def cost_of(command: list[str], root: Path) -> Cost:
 
 
 def make_project(root: Path, cells: int) -> PlanIndex:
-    """A project with one campaign of `cells` quick simulated cells."""
+    """A project with one campaign of quick simulated cells: one, or a multiple of a hundred."""
     axes = {
         "model": ["toy"],
         "engine": ["simulator"],
         "strategy": ["full"],
-        "workload": [{"name": "speed", "text": "generated", "context_tokens": 64, "output_tokens": 2, "repeats": 1}],
-        "seed": list(range(cells)),
+        "workload": [{"name": "speed", "text": "generated", "output_tokens": 2, "repeats": 1}],
+        "workload.batch_size": list(range(1, 11)) if cells > 1 else [1],
+        "workload.context_tokens": list(range(16, 26)) if cells > 1 else [16],
+        "seed": list(range(max(1, cells // 100))),
     }
     documents = {
         "models.yaml": {"toy": {"shape": SHAPE}},

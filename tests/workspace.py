@@ -12,8 +12,7 @@ from pathlib import Path
 
 import kvfrontier
 import yaml
-from kvfrontier.plan.disk import PlanIndex, prepare
-from kvfrontier.plan.project import Project
+from kvfrontier.plan.disk import PlanIndex, read_index
 from kvfrontier.store.rows import read_table
 
 CHECKOUT = Path(kvfrontier.__file__).parents[2]
@@ -86,7 +85,7 @@ class Workspace:
                                 stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
 
     def index(self) -> PlanIndex:
-        return prepare(Project.at(self.root), "trial")
+        return read_index(self.results)
 
     def naps_taken(self) -> Counter[str]:
         """How often each nap was started."""

@@ -104,10 +104,15 @@ def test_config_errors_are_told_in_words_before_anything_runs(space):
     assert "Traceback" not in told.stdout and "second" in told.stdout and "campaigns/trial.yaml" in told.stdout
 
 
-def test_planned_impossible_cells_become_rows_without_starting_ray(space):
-    space.campaign({"workload": [{"name": "speed", "text": "generated"}, nap()], "workload.context_tokens": [9000]})
-    index = space.index()
-    assert index.shards[0].runnable < index.shards[0].cells or index.notes
+def test_planned_impossible_cells_become_rows_and_start_no_ray(space):
+    axes = {"workload": [{"name": "speed", "text": "generated"}], "workload.context_tokens": [64, 9000]}
+    space.campaign(axes, shard={"max_cells": 1})
+    space.snakemake("-n")
+    shard = next(shard for shard in space.index().shards if not shard.runnable)
+    told = space.run("kvfrontier", "measure", "trial", shard.name)
+    assert told.returncode == 0, told.stdout
+    assert space.statuses() == {("unsupported", 1): 1}
+    assert "to measure" not in (space.results / "logs" / "measure" / f"{shard.name}.log").read_text()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting a small or read-only disk needs root")

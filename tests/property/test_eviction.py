@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
@@ -93,6 +93,7 @@ def test_many_turns_keep_legal_sets(strategy, rows, turns):
 
 
 @given(tokens=st.integers(1, 10_000), percent=st.integers(1, 100))
+@example(tokens=100, percent=7)
 def test_a_share_of_n_tokens_is_rounded_up_as_decimals_are(tokens, percent):
     strategy = STRATEGIES.get("h2o")(budget=percent / 100)
     assert strategy.kept_tokens(tokens) == min(tokens, max(2, -(-tokens * percent // 100)))

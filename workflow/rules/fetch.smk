@@ -3,10 +3,12 @@ rule fetch_model:
         f"{RESULTS}/inputs/model/{{model}}.json",
     log:
         f"{RESULTS}/logs/fetch_model/{{model}}.log",
-    params:
-        name=lambda wildcards: PLAN.decoded(wildcards.model),
+    conda:
+        "../../envs/core.yaml"
     resources:
         network=1,
+    params:
+        name=lambda wildcards: PLAN.decoded(wildcards.model),
     message:
         "Fetching model {params.name}"
     shell:
@@ -18,6 +20,8 @@ rule fetch_data:
         f"{RESULTS}/inputs/data/{{data}}.json",
     log:
         f"{RESULTS}/logs/fetch_data/{{data}}.log",
+    conda:
+        "../../envs/core.yaml"
     resources:
         network=1,
     message:

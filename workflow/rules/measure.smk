@@ -6,9 +6,11 @@ rule measure:
         f"{RESULTS}/ledgers/{{shard}}.json",
     log:
         f"{RESULTS}/logs/measure/{{shard}}.log",
+    conda:
+        "../../envs/core.yaml"
     resources:
         device=1,
-    message:
-        "Measuring {wildcards.shard}"
+    params:
+        campaign=CAMPAIGN,
     shell:
-        "kvfrontier measure {CAMPAIGN:q} {wildcards.shard:q} --log {log:q}"
+        "kvfrontier measure {params.campaign:q} {wildcards.shard:q} --log {log:q}"

@@ -5,10 +5,14 @@ rule report:
         f"{RESULTS}/report.html",
     log:
         f"{RESULTS}/logs/report.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        campaign=CAMPAIGN,
     message:
         "Drawing {output}"
     shell:
-        "kvfrontier report {CAMPAIGN:q} > {log:q} 2>&1"
+        "kvfrontier report {params.campaign:q} > {log:q} 2>&1"
 
 
 # Last, so that failed cells never cost the report; without its output it runs, and tells, every time.
@@ -19,7 +23,11 @@ rule verdict:
         f"{RESULTS}/verdict.txt",
     log:
         f"{RESULTS}/logs/verdict.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        campaign=CAMPAIGN,
     message:
         "Checking that every cell came to something"
     shell:
-        "kvfrontier check {CAMPAIGN:q} --receipt {output:q} 2>&1 | tee {log:q}"
+        "kvfrontier check {params.campaign:q} --receipt {output:q} 2>&1 | tee {log:q}"

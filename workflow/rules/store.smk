@@ -6,7 +6,11 @@ rule store:
         f"{RESULTS}/{CAMPAIGN}.duckdb",
     log:
         f"{RESULTS}/logs/store.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        campaign=CAMPAIGN,
     message:
         "Publishing {output}"
     shell:
-        "kvfrontier store {CAMPAIGN:q} > {log:q} 2>&1"
+        "kvfrontier store {params.campaign:q} > {log:q} 2>&1"

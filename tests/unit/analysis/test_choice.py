@@ -8,7 +8,7 @@ from kvfrontier.analysis.table import HEADER, choice_table, title
 
 ROW = {
     "strategy": "h2o", "strategy_label": "h2o(budget=0.3)", "series": "h2o", "budget": 0.3,
-    "retention": 0.5, "retention_low": 0.3, "retention_high": 0.7, "kl": 0.2, "top1": 0.8,
+    "retention": 0.5, "retention_low": 0.3, "retention_high": 0.7, "retention_n": 24, "kl": 0.2, "top1": 0.8,
     "kv_bytes": 300.0, "kv_share": 0.3, "tokens_per_s": 20.0, "tokens_per_s_low": 19.0, "tokens_per_s_high": 21.0,
     "ttft_s": 1.0, "leads_memory": True, "leads_throughput": False, "leads_ttft": False,
 }  # fmt: skip

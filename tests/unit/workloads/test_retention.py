@@ -118,6 +118,21 @@ def test_contexts_without_room_are_unsupported():
         measure(session(), FULL, context_tokens=200, distractors=5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [({"alternatives": 3, "distractors": 3}, "use fewer"), ({"depths": (0.5, 0.5)}, "each depth once")],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        WORKLOADS.get("retention")(**settings)
+
+
+def test_compressing_after_every_turn_stays_within_the_budget():
+    found = measure(session(), RECENT, compress="every_turn")
+    assert average(found, "fact_survival", "depth=0") == 0.0
+    assert average(found, "achieved_budget", "") <= 0.51
+
+
 @pytest.mark.model
 def test_the_packaged_model_remembers_with_the_full_cache_and_forgets_without_the_fact():
     loaded = ENGINES.get("torch")().load(packaged_model(), Device("cpu", "cpu"))

@@ -38,7 +38,7 @@ def _least_memory(group: Group) -> Hint | None:
     best, full = min(candidates, key=lambda row: row["kv_bytes"]), group.full
     because = (
         f"least KV bytes ({_kv(best)}) with retention {best['retention']:.0%} inside the full cache's interval "
-        f"({full['retention_low']:.0%} to {full['retention_high']:.0%})"
+        f"({full['retention_low']:.0%} to {full['retention_high']:.0%}, {full['retention_n']} facts)"
     )
     return Hint("KV memory, facts must be kept", best["strategy_label"], because)
 

@@ -4,6 +4,7 @@ WITH quality AS (
     max(mean) FILTER (starts_with(metric, 'retention_') AND kind = 'proportion') AS retention,
     max(ci_low) FILTER (starts_with(metric, 'retention_') AND kind = 'proportion') AS retention_low,
     max(ci_high) FILTER (starts_with(metric, 'retention_') AND kind = 'proportion') AS retention_high,
+    max(n) FILTER (starts_with(metric, 'retention_') AND kind = 'proportion') AS retention_n,
     max(mean) FILTER (metric = 'kl_divergence') AS kl,
     max(mean) FILTER (metric = 'top1_agreement') AS top1,
     max(mean) FILTER (metric = 'output_tokens_per_s' AND purpose = 'speed') AS tokens_per_s,

@@ -11,6 +11,8 @@ from kvfrontier.units import format_bytes, format_seconds
 HEADER = ("strategy", "budget", "KV bytes", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
 MARK = "*"
 MOST_ROWS = 40
+PURPOSES = ("retention", "fidelity", "speed")
+"""In the order in which choice.sql looks for KV bytes."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,22 @@ def title(group: Group) -> str:
     return " · ".join([group.model, group.engine_label, group.device, *modelled])
 
 
-def describe(setting: dict[str, Any]) -> str:
+def settings(group: Group) -> list[tuple[str, str]]:
+    """Purpose and workload of each kind of number in the table, and which of them the KV bytes are from."""
+    known = [purpose for purpose in PURPOSES if purpose in group.settings]
+    lines = [(purpose, _describe(group.settings[purpose])) for purpose in known]
+    return [(purpose, text + "; KV bytes are from here" * (not number)) for number, (purpose, text) in enumerate(lines)]
+
+
+def _describe(setting: Row) -> str:
     """`batch 4, 1,024 tokens of context, 32 tokens out (2 more settings in the store)`."""
     parts = [
         f"batch {setting['batch_size']}" if setting["batch_size"] else "",
         f"{setting['context_tokens']:,} tokens of context" if setting["context_tokens"] else "",
         f"{setting['output_tokens']:,} tokens out" if setting["output_tokens"] else "",
     ]
-    others = f" ({setting['others']} more settings in the store)" if setting["others"] else ""
+    more = setting["others"]
+    others = f" ({more} more setting{'s' * (more > 1)} in the store)" if more else ""
     return (", ".join(part for part in parts if part) or setting["workload_label"]) + others
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-TILE_KEYS = 128
-TILE_ROWS = 384  # query rows of one tile, all heads of a group together: the tile takes 192 KiB of the core's cache
-CUDA_TILE = 2048
+TILE_KEYS = 256
+TILE_ROWS = 384  # query rows of one tile, all heads of a group together: the tile takes 384 KiB of the core's cache
+CUDA_TILE_KEYS = 1024
+CUDA_TILE_ELEMENTS = 2**25  # of one tile over all heads of a row: 128 MiB
 
 
 def column_sums(queries: Tensor, keys: Tensor, scale: float, offset: int, lse: Tensor | None = None) -> Tensor:
@@ -30,8 +31,8 @@ def column_sums(queries: Tensor, keys: Tensor, scale: float, offset: int, lse: T
     flat_keys = keys.flatten(0, 1)
     flat_lse = None if lse is None else lse.reshape(batch * kv_heads, group, rows)
     sums = torch.zeros(batch * kv_heads, group, length, dtype=torch.float32, device=keys.device)
-    # On a CPU one head at a time stays in the core's cache; a GPU wants all of them in one batched product.
-    step = batch * kv_heads if keys.is_cuda else 1
+    # On a CPU one head at a time stays in the core's cache; a GPU wants all of a sequence in one batched product.
+    step = kv_heads if keys.is_cuda else 1
     for start in range(0, batch * kv_heads, step):
         block = slice(start, start + step)
         tiles = _Tiles(stacked[block], flat_keys[block], scale, offset)
@@ -45,12 +46,15 @@ class _Tiles:
     def __init__(self, queries: Tensor, keys: Tensor, scale: float, offset: int):
         self.heads, self.group, self.rows, head_dim = queries.shape
         self.length, self.offset, self.device = keys.shape[1], offset, keys.device
-        self.tile_rows = min(self.rows, CUDA_TILE if keys.is_cuda else max(1, TILE_ROWS // self.group))
-        self.tile_keys = min(self.length, CUDA_TILE if keys.is_cuda else TILE_KEYS)
+        self.tile_keys = min(self.length, CUDA_TILE_KEYS if keys.is_cuda else TILE_KEYS)
+        stacked = CUDA_TILE_ELEMENTS // (self.heads * self.tile_keys) if keys.is_cuda else TILE_ROWS
+        self.tile_rows = min(self.rows, max(1, stacked // self.group))
         # One more column carries -lse into the product: [q scale, -lse] [k, 1] = q k scale - lse, for free.
-        self.keys = torch.ones(self.heads, self.length, head_dim + 1, device=self.device)
+        # (On CUDA four more, of which three stay zero in the queries: unaligned operands are slow there.)
+        width = head_dim + (4 if keys.is_cuda else 1)
+        self.keys = torch.ones(self.heads, self.length, width, device=self.device)
         self.keys[..., :head_dim] = keys
-        self.queries = torch.zeros(self.heads, self.group, self.rows, head_dim + 1, device=self.device)
+        self.queries = torch.zeros(self.heads, self.group, self.rows, width, device=self.device)
         self.queries[..., :head_dim] = queries
         self.queries[..., :head_dim] *= scale
         # Written again for each tile: fresh memory would cost a page fault every 4 KiB.

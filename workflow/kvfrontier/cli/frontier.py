@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from kvfrontier.analysis.frontier import Group
 
-STRATEGY_CHARS = 34
+COLUMNS, STRATEGY_CHARS = 100, 34
 
 
 @click.command("frontier")
@@ -34,11 +35,11 @@ def command(campaign: str | None) -> None:
 def render(group: Group) -> str:
     """Title, settings, table, guard rail and hints of one group; fits 100 columns."""
     from kvfrontier.analysis.choice import hints
-    from kvfrontier.analysis.table import MARK, choice_table, describe, title
+    from kvfrontier.analysis.table import MARK, choice_table, settings, title
     from kvfrontier.cli._table import text_table
 
     lines = [title(group)]
-    lines += [f"  {purpose}: {describe(setting)}" for purpose, setting in group.settings.items()]
+    lines += [f"  {purpose}: {text}" for purpose, text in settings(group)]
     table = choice_table(group)
     lines += [f"  {line}" for line in text_table(table.header, table.rows, widest=STRATEGY_CHARS).splitlines()]
     if table.note:
@@ -51,5 +52,6 @@ def render(group: Group) -> str:
     if found:
         lines.append("  Name the binding constraint first:")
     for hint in found:
-        lines += [f"    {hint.constraint}: {hint.choice}", f"        {hint.because}"]
+        lines.append(f"    {hint.constraint}: {hint.choice}")
+        lines += wrap(hint.because, COLUMNS, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines)

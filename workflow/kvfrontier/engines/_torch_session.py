@@ -15,7 +15,6 @@ from kvfrontier.cache.rotary import Rotary
 from kvfrontier.engines._memory import PeakMemory
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines.base import Generation, Sequences, Session
-from kvfrontier.plan.model import ModelSpec
 from kvfrontier.strategies.base import Strategy
 
 Prefill = Literal["sdpa", "eager", "chunked"]
@@ -30,12 +29,12 @@ class TorchSession(Session):
         tokenizer: Any = None,
         prefill: Prefill = "sdpa",
         chunk_tokens: int = 512,
-        spec: ModelSpec | None = None,
+        name: str = "",
     ):
         check_model(model)
         self.model, self.tokenizer = model, tokenizer
         self.prefill, self.chunk_tokens = prefill, chunk_tokens
-        self.spec = spec or spec_of(model, type(model).__name__)
+        self.spec = spec_of(model, name or type(model).__name__)
         self.device = model.device
         self.memo: dict[Any, Any] = {}
         self._model_attention = model.config._attn_implementation

@@ -58,7 +58,7 @@ class Torch(Engine):
         if dtype == "auto":
             dtype = "bfloat16" if device.kind == "cuda" else "float32"
         loaded, tokenizer = load_model(model, device, dtype)
-        return TorchSession(loaded, tokenizer, self.prefill, self.chunk_tokens)
+        return TorchSession(loaded, tokenizer, self.prefill, self.chunk_tokens, model.name)
 
 
 def _verify_device(device: Device) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,8 +52,10 @@ def prepare(project: Project, campaign: str | Path | None = None) -> PlanIndex:
     """The plan of a campaign, by name or path, up to date on disk. Raises ConfigError, Unavailable."""
     path = project.campaign_file(campaign)
     campaign_dir = project.campaign_dir(declared_name(path))
+    files = _hash_files(project, path)  # before they are read: what changes meanwhile makes the plan again next time
     stored = _read_index(campaign_dir)
-    if stored and _is_current(project, path, campaign_dir, stored):
+    # Both files must be of one plan: a crash may come between them.
+    if stored and _key(files, stored["packages"], stored["folders"]) == stored["key"] == _key_of_cells(campaign_dir):
         return _index(campaign_dir, stored)
     loaded = load_campaign(project, path)
     plan = build_plan(project, loaded)
@@ -61,7 +63,7 @@ def prepare(project: Project, campaign: str | Path | None = None) -> PlanIndex:
     folders = sorted(model.location for model in locations if model.source == "folder")
     content = {
         "format": FORMAT,
-        "key": _key(project, path, plan.packages, folders),
+        "key": _key(files, plan.packages, folders),
         "campaign": plan.campaign,
         "packages": plan.packages,
         "folders": folders,
@@ -108,29 +110,18 @@ def _read_table(campaign_dir: Path, filters: list | None) -> pa.Table:
     return pq.read_table(path, filters=filters, partitioning=None)
 
 
-def _is_current(project: Project, campaign: Path, campaign_dir: Path, stored: dict) -> bool:
-    """Whether nothing has changed since, and both files are of one plan (a crash may come between them)."""
-    key = _key(project, campaign, stored["packages"], stored["folders"])
-    return key == stored["key"] == _key_of_cells(campaign_dir)
+def _hash_files(project: Project, campaign: Path) -> str:
+    """Hash of the bytes of every config and source file a plan depends on."""
+    catalogs = (project.root / "config" / f"{name}.yaml" for name in ("config", "models", "devices", "data"))
+    config = {project.label(path): _bytes_hash(path) for path in (campaign, *project.campaign_files(), *catalogs)}
+    return content_hash([config, {str(path): _bytes_hash(path) for path in CodeBase.installed().files()}])
 
 
-def _key(project: Project, campaign: Path, packages: tuple[str, ...] | list[str], folders: list[str]) -> str:
+def _key(files: str, packages: Iterable[str], folders: Iterable[str]) -> str:
     """Hash of everything a plan depends on."""
-    config = project.root / "config"
-    files = [
-        campaign,
-        *project.campaign_files(),
-        *(config / f"{name}.yaml" for name in ("config", "models", "devices", "data")),
-    ]
-    return content_hash(
-        {
-            "format": FORMAT,
-            "files": {project.label(path): _bytes_hash(path) for path in files},
-            "sources": {str(path): _bytes_hash(path) for path in CodeBase.installed().files()},
-            "packages": {name: package_version(name) for name in packages},
-            "folders": {folder: stat_signature(Path(folder)) for folder in folders},
-        }
-    )
+    versions = {name: package_version(name) for name in packages}
+    signatures = {folder: stat_signature(Path(folder)) for folder in folders}
+    return content_hash([FORMAT, files, versions, signatures])
 
 
 def _bytes_hash(path: Path) -> str:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
-from kvfrontier.analysis.table import choice_table, describe, title
+from kvfrontier.analysis.table import choice_table, settings, title
 from kvfrontier.reports import content
 from kvfrontier.reports.figures import Figure, draw_all, export
 from kvfrontier.store.files import write_atomically
@@ -73,7 +73,7 @@ def _shown(group: Group) -> dict[str, Any]:
     is_weak = group.verdict is not None and group.verdict["verdict"] == "uninformative"
     return {
         "title": title(group),
-        "settings": [(purpose, describe(setting)) for purpose, setting in group.settings.items()],
+        "settings": settings(group),
         "warning": group.verdict["reason"] if is_weak else "",
         "table": choice_table(group),
         "hints": hints(group),

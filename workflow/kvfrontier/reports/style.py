@@ -13,6 +13,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 SHAPES = ("square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", "stroke")
 REFERENCE, REFERENCE_COLOUR, REFERENCE_SHAPE = "full", "#000000", "circle"
 PANEL_WIDTH, PANEL_HEIGHT, PANEL_COLUMNS = 420, 280, 2
+LONE_PANEL_WIDTH = 640
 MOST_PANELS = 12
 MOST_CONFIGURATIONS = 40
 MOST_POINTS = 400
@@ -20,12 +21,25 @@ PANEL_BREAK = " | "
 
 PANEL_SQL = "concat_ws(' · ', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
 """SQL of the first line of a panel's heading; the second follows PANEL_BREAK."""
-CONFIGURATION_SQL = "concat_ws(' ', without_budget(strategy_label), format('{}', budget))"
+CONFIGURATION_SQL = "concat_ws(' ', without_budget(strategy_label), format('{:g}', budget))"
 """SQL of a short name of a configuration: strategy and budget."""
 PLACE_SQL = "dense_rank() OVER (ORDER BY strategy <> 'full', without_budget(strategy_label), budget, strategy_label)"
 """SQL of a configuration's place in a list."""
+
 LEGEND = alt.Legend(title=None, orient="top", columns=3, symbolOpacity=1)
 FONT = "DejaVu Sans, Verdana, sans-serif"
+
+
+def told_apart(shown: str, *axes: str) -> str:
+    """SQL of a heading's line: `shown`, and below it the workload's whole label where several share these `axes`."""
+    same = f"OVER (PARTITION BY {', '.join(axes)})"
+    differs = f"min(workload_label) {same} <> max(workload_label) {same}"
+    return f"({shown} || CASE WHEN {differs} THEN '{PANEL_BREAK}' || workload_label ELSE '' END)"
+
+
+def context_sql(noun: str) -> str:
+    """SQL of `chats of 512 tokens`."""
+    return told_apart(f"format('{noun} of {{:,}} tokens', context_tokens)", "workload", "context_tokens")
 
 
 def inline(table: pa.Table) -> alt.InlineData:
@@ -101,10 +115,11 @@ def panel_facet(table: pa.Table, width: int = PANEL_WIDTH) -> alt.Facet:
 
 def in_panels(layers: alt.LayerChart, table: pa.Table, height: int = PANEL_HEIGHT, **resolve: str) -> alt.FacetChart:
     """One panel for each value of `panel`; `resolve` names axes that every panel scales for itself."""
-    columns = min(PANEL_COLUMNS, len(set(table["panel"].to_pylist())))
+    panels = len(set(table["panel"].to_pylist()))
+    width = PANEL_WIDTH if panels > 1 else LONE_PANEL_WIDTH
     return (
-        layers.properties(width=PANEL_WIDTH, height=height)
-        .facet(panel_facet(table), columns=columns, data=inline(table))
+        layers.properties(width=width, height=height)
+        .facet(panel_facet(table, width), columns=min(PANEL_COLUMNS, panels), data=inline(table))
         .resolve_scale(**resolve)
     )
 

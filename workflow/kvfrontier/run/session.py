@@ -80,9 +80,13 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
 
 
 def _note_published(files: CampaignFiles) -> None:
-    """Touch `published` only when what it says changes, so that its time means something."""
+    """Write `published` anew only when the set of shards has changed, or a ledger is missing.
+
+    The second because Snakemake does not miss an input of what it holds up to date: it must see something newer.
+    """
     path = Path(files.published)
     content = {"kvfrontier": __version__, "shards": [shard.name for shard in files.index.shards]}
     data = json.dumps(content, indent=1).encode()
-    if not path.exists() or path.read_bytes() != data:
+    is_complete = all(Path(ledger).exists() for ledger in files.ledgers)
+    if not (is_complete and path.exists() and path.read_bytes() == data):
         write_atomically(path, data)

@@ -55,7 +55,7 @@ def _download(requirement: str, folder: Path) -> None:
     if done.returncode:
         complaints = [line for line in done.stderr.splitlines() if line.startswith("ERROR") or "No module" in line]
         reason = complaints[-1] if complaints else (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        raise Unavailable(_advice(requirement, reason, folder.parent))
+        raise Unavailable(_advice(requirement, f"{reason} (no network, or not on the package index)", folder.parent))
 
 
 def _command(requirement: str, folder: Path) -> list[str]:

@@ -101,7 +101,7 @@ class Eviction(Strategy):
             return maxsize
         if isinstance(self.budget, int):
             return max(self.least_tokens(), self.budget)
-        # 1e-9: 0.1 * 30 is 3.0000000000000004 in binary and must not become 4 tokens.
+        # 1e-9: 0.07 * 100 is 7.000000000000001 in binary and must not become 8 tokens.
         return max(self.least_tokens(), ceil(self.budget * tokens - 1e-9))
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvfrontier.errors import Unsupported
 from kvfrontier.metrics import (
@@ -87,6 +87,14 @@ class Retention(Workload):
     controls: Annotated[Count, Field(description="Conversations, at each depth, that the controls are measured on")] = 4
     side_by_side: Annotated[PositiveInt, Field(description="Conversations in one forward pass")] = 4
 
+    @model_validator(mode="after")
+    def _check(self) -> Retention:
+        if self.distractors >= self.alternatives:
+            raise ValueError(f"distractors are among the {self.alternatives} alternatives: use fewer of them")
+        if len(set(self.depths)) < len(self.depths):
+            raise ValueError(f"each depth once, not {list(self.depths)}")
+        return self
+
     def data(self) -> tuple[str, ...]:
         return needed_data("natural") if self.filler == "natural" else ()
 
@@ -139,8 +147,7 @@ class Retention(Workload):
         read = self._read(session, strategy, [item.chat for item in batch])
         kept = kept_counts(read)
         lengths = [len(item.chat.history) for item in batch]
-        if self.compress == "history":
-            require_acted(strategy, kept, lengths)
+        require_acted(strategy, kept, lengths, at_most=self.compress == "every_turn")
         account.read("prefill", read)
         account.read_kept(kept, lengths)
         yield from (

@@ -15,13 +15,14 @@ from kvfrontier.reports.style import (
     point_fill,
     series_colour,
     series_shape,
+    told_apart,
 )
 
 ROW_HEIGHT = 22
 
+SHAPE = "format('batch {}, {:,} tokens in, {:,} out', batch_size, context_tokens, output_tokens)"
 SETTING = f"""
-  {PANEL_SQL} || '{PANEL_BREAK}' ||
-    format('batch {{}}, {{:,}} tokens in, {{:,}} out', batch_size, context_tokens, output_tokens) AS panel,
+  {PANEL_SQL} || '{PANEL_BREAK}' || {told_apart(SHAPE, "batch_size", "context_tokens", "output_tokens")} AS panel,
   without_budget(strategy_label) AS series, strategy_label, source, {CONFIGURATION_SQL} AS configuration,
   {PLACE_SQL} AS place"""
 """SQL columns of `configurations` that every chart of this kind needs."""
@@ -31,7 +32,8 @@ BY_SETTING = "source, model, engine_label, device, batch_size, context_tokens, o
 def metric_sql(metric: str) -> str:
     """The pooled speed cells' `metric`, panels in order of batch and context."""
     return f"""
-        SELECT {SETTING}, n, mean, ci_low, ci_high
+        SELECT {SETTING}, n, mean, ci_low, ci_high,
+          coalesce(ci_low, mean) AS bar_low, coalesce(ci_high, mean) AS bar_high
         FROM configurations WHERE metric = '{metric}' AND phase IS NULL ORDER BY {BY_SETTING}"""
 
 
@@ -39,11 +41,13 @@ def dots(table: pa.Table, title: str) -> alt.FacetChart:
     """Rows as `metric_sql` returns them, from zero. Hollow dots are modelled, bars are 95 % intervals."""
     y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=230))
     base, colour = alt.Chart(), series_colour(table)
+    axis = alt.Axis(tickCount=6, labelOverlap=True)
+    x = alt.X("mean:Q", title=title, scale=alt.Scale(zero=True), axis=axis)
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
-        x=alt.X("ci_low:Q", title=title), x2="ci_high:Q", y=y, color=colour
+        x=alt.X("bar_low:Q", title=title), x2="bar_high:Q", y=y, color=colour
     )
     points = base.mark_point(size=80, strokeWidth=2, opacity=1, **point_fill(table)).encode(
-        x=alt.X("mean:Q", title=title, scale=alt.Scale(zero=True)),
+        x=x,
         y=y,
         color=colour,
         shape=series_shape(table),
@@ -56,7 +60,7 @@ def dots(table: pa.Table, title: str) -> alt.FacetChart:
         ],
     )
     labels = base.mark_text(align="left", dx=9, dy=-7, fontSize=11).encode(
-        x="mean:Q", y=y, text=alt.Text("mean:Q", format=".3~r"), color=colour
+        x=x, y=y, text=alt.Text("mean:Q", format=".3~r"), color=colour
     )
     rows = len(configurations(table))
     return in_panels(alt.layer(bars, points, labels), table, height=rows * ROW_HEIGHT, x="independent")

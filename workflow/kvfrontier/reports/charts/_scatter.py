@@ -26,9 +26,10 @@ def quality_sql(quality_metrics: str, cost_metric: str, panel: str, divisor: int
     return f"""
         SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {panel} AS panel,
           without_budget(strategy_label) AS series, strategy_label,
-          coalesce(format('{{}}', budget), strategy_label) AS label, source, on_frontier, quality_n AS n,
+          coalesce(format('{{:g}}', budget), strategy_label) AS label, source, on_frontier, quality_n AS n,
           quality, quality_low, quality_high, cost / {divisor} AS cost, cost_low / {divisor} AS cost_low,
-          cost_high / {divisor} AS cost_high
+          coalesce(quality_low, quality) AS bar_low, coalesce(quality_high, quality) AS bar_high,
+          coalesce(cost_low, cost) / {divisor} AS bar_left, coalesce(cost_high, cost) / {divisor} AS bar_right
         FROM frontier WHERE quality_metric IN ({quality_metrics}) AND cost_metric = '{cost_metric}'
         ORDER BY source, panel, cost"""
 
@@ -53,9 +54,9 @@ def scatter(table: pa.Table, x: alt.X, y: alt.Y, more_costs: bool = True) -> alt
         .encode(x=x, y=y, order=alt.Order("cost:Q"), color=alt.value("#7f7f7f"))
     )
     bars = base.mark_rule(strokeWidth=1.5, opacity=0.55)
-    intervals = [bars.encode(x=x, y=alt.Y("quality_low:Q"), y2="quality_high:Q", color=colour)]
+    intervals = [bars.encode(x=x, y=alt.Y("bar_low:Q"), y2="bar_high:Q", color=colour)]
     if table["cost_low"].null_count < table.num_rows:
-        intervals.append(bars.encode(x=alt.X("cost_low:Q"), x2="cost_high:Q", y=y, color=colour))
+        intervals.append(bars.encode(x=alt.X("bar_left:Q"), x2="bar_right:Q", y=y, color=colour))
     points = base.mark_point(size=95, strokeWidth=2, opacity=1, **point_fill(table)).encode(
         x=x, y=y, color=colour, shape=series_shape(table), tooltip=_tooltip(x, y)
     )

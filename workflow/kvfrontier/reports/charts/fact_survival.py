@@ -6,7 +6,7 @@ import altair as alt
 import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
-from kvfrontier.reports.style import CONFIGURATION_SQL, PANEL_BREAK, inline, panel_facet
+from kvfrontier.reports.style import CONFIGURATION_SQL, PANEL_BREAK, context_sql, inline, panel_facet
 
 TILE, WIDTH = 9, 260
 
@@ -16,14 +16,15 @@ TILE, WIDTH = 9, 260
     "Retention",
     sql=f"""
         SELECT concat_ws('{PANEL_BREAK}', {CONFIGURATION_SQL}, concat_ws(' · ', model, device),
-            format('chats of {{:,}} tokens', context_tokens)) AS panel,
+            {context_sql("chats")}) AS panel,
           layer, head, avg(value) AS survival, count(*) AS n
         FROM measurements JOIN cells USING (cell_id)
         WHERE metric = 'fact_survival' AND status = 'ok' AND strategy <> 'full'
-        GROUP BY model, engine_label, device, context_tokens, strategy, strategy_label, budget, layer, head
-        ORDER BY model, engine_label, device, context_tokens, strategy, without_budget(strategy_label), budget,
-          layer, head""",
-    missing="No survival was measured: add a `retention` workload and a strategy that evicts to the campaign.",
+        GROUP BY model, engine_label, device, workload, workload_label, context_tokens, strategy, strategy_label,
+          budget, layer, head
+        ORDER BY model, engine_label, device, context_tokens, workload_label, strategy,
+          without_budget(strategy_label), budget, layer, head""",
+    missing="No survival was measured: add a retention workload and a strategy that evicts to the campaign.",
     order=100,
 )
 def fact_survival(table: pa.Table) -> alt.FacetChart:

@@ -25,10 +25,10 @@ TIERS = {
             WHEN 'kv_host_bytes' THEN 'keys and values in host memory' ELSE 'bookkeeping' END AS tier
         FROM configurations
         WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_aux_bytes') AND batch_size IS NOT NULL
-        GROUP BY model, engine_label, device, source, batch_size, context_tokens, output_tokens, strategy,
-          strategy_label, budget, metric
+        GROUP BY model, engine_label, device, source, workload_label, batch_size, context_tokens, output_tokens,
+          strategy, strategy_label, budget, metric
         ORDER BY {BY_SETTING}""",
-    missing="No speed was measured: add a `speed` workload to the campaign.",
+    missing="No speed was measured: add a speed workload to the campaign.",
     order=70,
 )
 def kv_memory(table: pa.Table) -> alt.FacetChart:
@@ -38,7 +38,7 @@ def kv_memory(table: pa.Table) -> alt.FacetChart:
         alt.Chart()
         .mark_bar()
         .encode(
-            x=alt.X("mib:Q", title="KV cache of the batch (MiB)", stack="zero"),
+            x=alt.X("mib:Q", title="KV cache of the batch (MiB)", stack="zero", axis=alt.Axis(tickCount=6)),
             y=alt.Y("configuration:N", title=None, sort=configurations(table)),
             color=alt.Color(
                 "tier:N",

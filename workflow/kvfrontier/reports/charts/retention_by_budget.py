@@ -10,6 +10,7 @@ from kvfrontier.reports.style import (
     PANEL_BREAK,
     PANEL_SQL,
     REFERENCE,
+    context_sql,
     in_panels,
     point_fill,
     series_colour,
@@ -33,12 +34,12 @@ HAIR = 0.015
           LEFT JOIN achieved USING (model, engine_label, device, strategy_label, workload_label, source)
           WHERE metric IN ('retention_correct', 'retention_contained') AND phase IS NULL
         )
-        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || format('chats of {{:,}} tokens', context_tokens) AS panel,
+        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {context_sql("chats")} AS panel,
           without_budget(strategy_label) AS series, strategy_label, source, share, n, mean, ci_low, ci_high,
           min(share) OVER panels AS smallest, max(share) OVER panels AS largest
-        FROM points WINDOW panels AS (PARTITION BY model, engine_label, device, context_tokens, source)
+        FROM points WINDOW panels AS (PARTITION BY model, engine_label, device, workload_label, source)
         ORDER BY source, panel, series, share""",
-    missing="No retention was measured: add a `retention` workload to the campaign.",
+    missing="No retention was measured: add a retention workload to the campaign.",
     order=80,
 )
 def retention_by_budget(table: pa.Table) -> alt.FacetChart:

@@ -13,6 +13,7 @@ from kvfrontier.reports.style import (
     PANEL_SQL,
     PLACE_SQL,
     configurations,
+    context_sql,
     in_panels,
 )
 
@@ -21,13 +22,13 @@ from kvfrontier.reports.style import (
     "Where in the chat facts survive",
     "Retention",
     sql=f"""
-        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || format('chats of {{:,}} tokens', context_tokens) AS panel,
+        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {context_sql("chats")} AS panel,
           strategy_label, {CONFIGURATION_SQL} AS configuration, {PLACE_SQL} AS place,
           phase[7:]::DOUBLE AS depth, n, mean, ci_low, ci_high
         FROM configurations
         WHERE metric IN ('retention_correct', 'retention_contained') AND starts_with(phase, 'depth=')
         ORDER BY source, panel, place, depth""",
-    missing="No retention was measured: add a `retention` workload to the campaign.",
+    missing="No retention was measured: add a retention workload to the campaign.",
     order=90,
 )
 def retention_by_depth(table: pa.Table) -> alt.FacetChart:

@@ -7,15 +7,14 @@ import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._scatter import MIB, log_axis, quality_sql, scatter
+from kvfrontier.reports.style import context_sql
 
 
 @chart(
     "What is still remembered, for how much memory",
     "Frontier",
-    sql=quality_sql(
-        "'retention_correct', 'retention_contained'", "kv_bytes", "format('chats of {:,} tokens', context_tokens)", MIB
-    ),
-    missing="No retention was measured: add a `retention` workload to the campaign.",
+    sql=quality_sql("'retention_correct', 'retention_contained'", "kv_bytes", context_sql("chats"), MIB),
+    missing="No retention was measured: add a retention workload to the campaign.",
     order=10,
 )
 def retention_vs_kv_bytes(table: pa.Table) -> alt.FacetChart:

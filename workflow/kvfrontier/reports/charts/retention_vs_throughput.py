@@ -7,15 +7,17 @@ import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._scatter import quality_sql, scatter
+from kvfrontier.reports.style import PANEL_BREAK, context_sql
 
-PANEL = "format('speed at batch {}, {:,} + {:,} tokens', cost_batch_size, cost_context_tokens, cost_output_tokens)"
+SPEED = "format('speed at batch {}, {:,} + {:,} tokens', cost_batch_size, cost_context_tokens, cost_output_tokens)"
+PANEL = f"{context_sql('chats')} || '{PANEL_BREAK}' || {SPEED}"
 
 
 @chart(
     "What is still remembered, at which speed",
     "Frontier",
     sql=quality_sql("'retention_correct', 'retention_contained'", "output_tokens_per_s", PANEL),
-    missing="Needs `retention` and `speed` cells of the same strategies in one campaign.",
+    missing="Needs retention and speed cells of the same strategies in one campaign.",
     order=40,
 )
 def retention_vs_throughput(table: pa.Table) -> alt.FacetChart:

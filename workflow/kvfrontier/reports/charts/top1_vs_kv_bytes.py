@@ -7,13 +7,14 @@ import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._scatter import MIB, log_axis, quality_sql, scatter
+from kvfrontier.reports.style import context_sql
 
 
 @chart(
     "How often the next word stays the same, for how much memory",
     "Frontier",
-    sql=quality_sql("'top1_agreement'", "kv_bytes", "format('documents of {:,} tokens', context_tokens)", MIB),
-    missing="No fidelity was measured: add a `fidelity` workload to the campaign.",
+    sql=quality_sql("'top1_agreement'", "kv_bytes", context_sql("documents"), MIB),
+    missing="No fidelity was measured: add a fidelity workload to the campaign.",
     order=30,
 )
 def top1_vs_kv_bytes(table: pa.Table) -> alt.FacetChart:
