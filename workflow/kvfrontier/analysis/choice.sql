@@ -15,12 +15,12 @@ WITH quality AS (
   WHERE phase IS NULL
   GROUP BY ALL
 ),
-kv AS (
+kv AS (  -- of one workload for all lines: bytes of different contexts do not compare
   SELECT model, engine_label, device, source, strategy_label,
-    arg_min(cost, rank) FILTER (cost_metric = 'kv_bytes') AS kv_bytes,
-    arg_min(cost, rank) FILTER (cost_metric = 'kv_share') AS kv_share
+    max(cost) FILTER (cost_metric = 'kv_bytes') AS kv_bytes, max(cost) FILTER (cost_metric = 'kv_share') AS kv_share
   FROM (SELECT costs.*, list_position(['retention', 'fidelity', 'speed'], purpose) AS rank
-        FROM costs JOIN settings USING (model, engine_label, device, source, workload_label))
+        FROM costs JOIN settings USING (model, engine_label, device, source, workload_label)
+        QUALIFY rank = min(rank) OVER (PARTITION BY model, engine_label, device, source))
   GROUP BY ALL
 ),
 leads AS (

@@ -7,7 +7,7 @@ are not used, and the model is not patched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class Call:
     positions: Tensor
     last: bool
     monolithic: bool = False  # the whole prompt in one call
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 class KVCache:
@@ -82,7 +83,7 @@ class KVCache:
             layer.append(keys, values, call.positions, call.lengths)
         view = LayerView(
             layer_idx, layer, queries, call.phase, call.lengths, self.seen_tokens, self.read_tokens,
-            self.decoded_tokens, self._rotate,
+            self.decoded_tokens, self._rotate, call.shared,
         )  # fmt: skip
         self.strategy.before_attention(view)
         if call.phase == "decode":

@@ -148,22 +148,31 @@ class LayerCache:
 
         heads: `[batch, kv_heads]` on the CPU, False where nothing is evicted; None: everywhere.
         """
+        if heads is None and self.uniform:
+            self._drop_everywhere(slots[..., None])
+            return
+        heads = torch.ones_like(self.counts, dtype=torch.bool) if heads is None else heads
         last = (self.counts - 1).to(slots.device)
-        if heads is not None:
-            slots = torch.where(heads.to(slots.device), slots, last)
-        slots, last = slots[..., None], last[..., None]  # [batch, kv_heads, 1]
+        slots = torch.where(heads.to(slots.device), slots, last)[..., None]  # [batch, kv_heads, 1]
+        last = last[..., None]
         for tensor in (self.keys, self.values):
             tensor.scatter_(2, _wide(slots, tensor), _pick(tensor, last))
         for tensor in (self.positions, *self.aux.values()):
             tensor.scatter_(2, slots, tensor.gather(2, last))
-        if heads is None:
-            self.positions.scatter_(2, last, EMPTY)
-            self.counts -= 1
-            self.slots -= 1
-        else:
-            gone = self.positions.gather(2, last).masked_fill(heads.to(slots.device)[..., None], EMPTY)
-            self.positions.scatter_(2, last, gone)
-            self._set_counts(self.counts - heads.long())
+        gone = self.positions.gather(2, last).masked_fill(heads.to(slots.device)[..., None], EMPTY)
+        self.positions.scatter_(2, last, gone)
+        self._set_counts(self.counts - heads.long())
+
+    def _drop_everywhere(self, slots: Tensor) -> None:
+        """The same for all heads, whose last slot is the same: `slots` `[batch, kv_heads, 1]`."""
+        last = self.slots - 1
+        for tensor in (self.keys, self.values):
+            tensor.scatter_(2, _wide(slots, tensor), tensor[:, :, last : last + 1].clone())
+        for tensor in (self.positions, *self.aux.values()):
+            tensor.scatter_(2, slots, tensor[:, :, last : last + 1].clone())
+        self.positions[:, :, last] = EMPTY
+        self.counts -= 1
+        self.slots = last
 
     def fork(self) -> LayerCache:
         """An independent copy with the same capacity."""

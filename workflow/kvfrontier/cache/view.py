@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class LayerView:
         `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it.
     new_tokens: tokens added by this call; seen_tokens: all tokens so far, these included.
     read_tokens: of them, those that came by prefill or extension; decoded_tokens: decode steps since the last of those.
+    shared: what one forward call's layers have in common, for a strategy to compute once.
     rotate: re-rotates keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions.
     """
 
@@ -34,6 +35,7 @@ class LayerView:
     read_tokens: list[int]
     decoded_tokens: int
     rotate: Callable[[Tensor, Tensor], Tensor]
+    shared: dict[str, Any]
     attention_mass: Tensor | None = None
 
     @property

@@ -10,10 +10,11 @@ import duckdb
 import vl_convert
 
 from kvfrontier.reports.chart import Chart, charts, data_of
-from kvfrontier.reports.style import readable, themed
+from kvfrontier.reports.style import readable, themed, with_series
 from kvfrontier.store.files import write_atomically
 
 PNG_SCALE = 2
+_SERIES = "SELECT DISTINCT without_budget(strategy_label) FROM cells"
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ class Figure:
 def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
     """Every chart over the published database, in the order of the page."""
     figures = []
+    names = [name for (name,) in connection.sql(_SERIES).fetchall()]
     for found in charts():
         table = data_of(found, connection)
-        shown = readable(table)
+        shown = with_series(readable(table), names)
         spec = themed(found.draw(shown)) if table.num_rows else None
         figures.append(Figure(found, spec, table.num_rows - shown.num_rows))
     return figures

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from itertools import cycle
 from typing import Any
 
 import altair as alt
@@ -26,7 +28,7 @@ CONFIGURATION_SQL = "concat_ws(' ', without_budget(strategy_label), format('{:g}
 PLACE_SQL = "dense_rank() OVER (ORDER BY strategy <> 'full', without_budget(strategy_label), budget, strategy_label)"
 """SQL of a configuration's place in a list."""
 
-LEGEND = alt.Legend(title=None, orient="top", columns=3, symbolOpacity=1)
+SERIES_KEY = b"series"
 FONT = "DejaVu Sans, Verdana, sans-serif"
 
 
@@ -70,25 +72,39 @@ def readable(table: pa.Table) -> pa.Table:
     return table.take(pa.array(sorted(kept), pa.int64()))
 
 
+def with_series(table: pa.Table, names: list[str]) -> pa.Table:
+    """Remember all strategies of the campaign: a colour means the same one in every chart, whichever it lacks."""
+    return table.replace_schema_metadata({SERIES_KEY: json.dumps(names)})
+
+
 def series_names(table: pa.Table) -> list[str]:
-    """The strategies in `series`, the full cache first."""
-    return sorted(set(table["series"].to_pylist()), key=lambda name: (name != REFERENCE, name))
+    """The strategies of the campaign (without `with_series`: of the table), the full cache first."""
+    known = (table.schema.metadata or {}).get(SERIES_KEY)
+    names = set(table["series"].to_pylist()) | set(json.loads(known) if known else ())
+    return sorted(names, key=lambda name: (name != REFERENCE, name))
 
 
 def series_colour(table: pa.Table) -> alt.Color:
     """Colour by strategy, with a legend above the chart."""
-    names = series_names(table)
-    colours = iter(COLOURS * (len(names) // len(COLOURS) + 1))
-    scale = alt.Scale(domain=names, range=[REFERENCE_COLOUR if name == REFERENCE else next(colours) for name in names])
-    return alt.Color("series:N", scale=scale, legend=LEGEND)
+    scale = alt.Scale(domain=series_names(table), range=_assign(series_names(table), REFERENCE_COLOUR, COLOURS))
+    return alt.Color("series:N", scale=scale, legend=_legend(table))
 
 
 def series_shape(table: pa.Table) -> alt.Shape:
     """Shape by strategy: colour is never the only sign."""
-    names = series_names(table)
-    shapes = iter(SHAPES * (len(names) // len(SHAPES) + 1))
-    scale = alt.Scale(domain=names, range=[REFERENCE_SHAPE if name == REFERENCE else next(shapes) for name in names])
-    return alt.Shape("series:N", scale=scale, legend=LEGEND)
+    scale = alt.Scale(domain=series_names(table), range=_assign(series_names(table), REFERENCE_SHAPE, SHAPES))
+    return alt.Shape("series:N", scale=scale, legend=_legend(table))
+
+
+def _assign(names: list[str], reference: str, others: tuple[str, ...]) -> list[str]:
+    rest = cycle(others)
+    return [reference if name == REFERENCE else next(rest) for name in names]
+
+
+def _legend(table: pa.Table) -> alt.Legend:
+    present = set(table["series"].to_pylist())
+    shown = [name for name in series_names(table) if name in present]
+    return alt.Legend(title=None, orient="top", columns=3, symbolOpacity=1, values=shown)
 
 
 def point_fill(table: pa.Table) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from kvfrontier.run.provenance import machine_facts, moment_facts, package_facts
 
 if TYPE_CHECKING:
     from kvfrontier.engines.base import Engine, Session
-    from kvfrontier.plan.planned import PlannedCell
     from kvfrontier.plan.cell import Cell
+    from kvfrontier.plan.planned import PlannedCell
     from kvfrontier.plan.project import Project
 
 

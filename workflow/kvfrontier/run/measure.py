@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_devices
+from kvfrontier.plan.planned import PlannedCell
 from kvfrontier.plan.project import Project
 from kvfrontier.run.outcome import outcome_row
 from kvfrontier.run.progress import Progress

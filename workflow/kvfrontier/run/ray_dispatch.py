@@ -83,7 +83,9 @@ class RayPool:
             return self.ray.get(call)
         except (self.ray.exceptions.OutOfMemoryError, self.ray.exceptions.RayActorError) as error:
             logger.info("%s", error)
-            text = " ".join(str(error).split()).rpartition("The actor is dead because ")[2].partition(". Some common")[0]
+            text = (
+                " ".join(str(error).split()).rpartition("The actor is dead because ")[2].partition(". Some common")[0]
+            )
             return Died(text, is_oom="OutOfMemory" in type(error).__name__ or "memory pressure" in text)
 
     def _see_it_gone(self, pid_call: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -82,11 +83,20 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
 def _note_published(files: CampaignFiles) -> None:
     """Write `published` anew only when the set of shards has changed, or a ledger is missing.
 
-    The second because Snakemake does not miss an input of what it holds up to date: it must see something newer.
+    The second because Snakemake does not miss an input of what it holds up to date. It must see something newer that
+    also says something else (it compares checksums), hence the time.
     """
     path = Path(files.published)
     content = {"kvfrontier": __version__, "shards": [shard.name for shard in files.index.shards]}
-    data = json.dumps(content, indent=1).encode()
     is_complete = all(Path(ledger).exists() for ledger in files.ledgers)
-    if not (is_complete and path.exists() and path.read_bytes() == data):
-        write_atomically(path, data)
+    if not is_complete or _without_time(path) != content:
+        noted = {**content, "at": datetime.now(UTC).isoformat()}
+        write_atomically(path, json.dumps(noted, indent=1).encode())
+
+
+def _without_time(path: Path) -> dict[str, Any] | None:
+    try:
+        noted = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return {name: value for name, value in noted.items() if name != "at"}

@@ -33,6 +33,7 @@ def fold(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
             write_part(campaign_dir, group, pa.concat_tables(rows))
         for path in loose:
             path.unlink(missing_ok=True)
+        _read_sound(list_parts(campaign_dir, group), lambda path: read_part(path, ["fingerprint"]))
         _compact(campaign_dir, group)
         return write_ledger(campaign_dir, shard, fingerprints)
 

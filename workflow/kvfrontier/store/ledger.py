@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -66,7 +67,13 @@ def write_ledger(
         for name in fingerprints
         if name in newest
     }
-    ledger = {"shard": shard, "counts": Counter(cell["status"] for cell in cells.values()), "cells": cells}
+    # The time makes it another file when the same cells were measured again: Snakemake compares checksums.
+    ledger = {
+        "shard": shard,
+        "written_at": datetime.now(UTC).isoformat(),
+        "counts": Counter(cell["status"] for cell in cells.values()),
+        "cells": cells,
+    }
     return write_atomically(ledger_file(campaign_dir, shard), json.dumps(ledger, indent=1).encode())
 
 

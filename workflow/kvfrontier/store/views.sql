@@ -99,11 +99,11 @@ FROM (SELECT model, engine, engine_label, device, strategy, strategy_label, budg
       FROM observations JOIN cells USING (cell_id) WHERE status = 'ok' GROUP BY ALL) o;
 
 -- Bytes that the cache holds, all tiers, the strategy's own bookkeeping included, at the phase where they are most.
--- Where an engine does not say what a full cache would take, the full cache's own cells of the workload do.
+-- Shares are of what the full cache's own cells of the workload hold; without such cells, of what they would hold.
 CREATE TEMP TABLE kv_costs AS
 SELECT * EXCLUDE (strategy, full_bytes),
-  kv_bytes / coalesce(full_bytes, max(kv_bytes) FILTER (strategy = 'full')
-    OVER (PARTITION BY model, engine_label, device, workload_label, source)) AS kv_share
+  kv_bytes / coalesce(max(kv_bytes) FILTER (strategy = 'full')
+    OVER (PARTITION BY model, engine_label, device, workload_label, source), full_bytes) AS kv_share
 FROM (SELECT model, engine_label, device, strategy, strategy_label, workload_label, source, batch_size, context_tokens,
         output_tokens, sum(bytes) FILTER (metric <> 'kv_full_bytes') AS kv_bytes,
         max(bytes) FILTER (metric = 'kv_full_bytes') AS full_bytes

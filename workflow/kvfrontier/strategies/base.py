@@ -120,7 +120,10 @@ class Eviction(Strategy):
             return
         import torch
 
-        excess = view.cache.counts - torch.tensor(self._row_budgets(view))[:, None]
+        budgets = self._row_budgets(view)
+        if view.cache.slots <= min(budgets):
+            return
+        excess = view.cache.counts - torch.tensor(budgets)[:, None]
         most = int(excess.max())
         if most > 1:
             self._compress(view)
@@ -132,15 +135,19 @@ class Eviction(Strategy):
             view.cache.drop(position.argmax(-1), None if bool((excess == 1).all()) else excess == 1)
 
     def _row_budgets(self, view: LayerView) -> list[int]:
-        tokens = view.read_tokens if self.budget_ref == "prompt" else view.seen_tokens
-        return [self.token_budget(count) for count in tokens]
+        if "budgets" not in view.shared:
+            tokens = view.read_tokens if self.budget_ref == "prompt" else view.seen_tokens
+            view.shared["budgets"] = [self.token_budget(count) for count in tokens]
+        return view.shared["budgets"]
 
     def _protected_scores(self, view: LayerView) -> Tensor:
         """Scores with +inf on sinks and recent tokens, and +inf too on unused slots."""
         positions = view.cache.used_positions()
         scores = self.scores(view).float()
-        recent = positions.new_tensor([self.recent_tokens(budget) for budget in self._row_budgets(view)])
-        protected = positions > view.newest_position() - recent[:, None, None]
+        if "oldest_recent" not in view.shared:
+            recent = positions.new_tensor([self.recent_tokens(budget) for budget in self._row_budgets(view)])
+            view.shared["oldest_recent"] = view.newest_position() - recent[:, None, None] + 1
+        protected = positions >= view.shared["oldest_recent"]
         if self.sink_tokens() or not view.cache.uniform:
             protected |= positions < self.sink_tokens()  # unused slots have position -1
         return scores.masked_fill(protected, float("inf"))

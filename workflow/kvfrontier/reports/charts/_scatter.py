@@ -53,7 +53,7 @@ def scatter(table: pa.Table, x: alt.X, y: alt.Y, more_costs: bool = True) -> alt
         .mark_line(strokeWidth=7, opacity=0.28, interpolate="step-after" if more_costs else "step-before")
         .encode(x=x, y=y, order=alt.Order("cost:Q"), color=alt.value("#7f7f7f"))
     )
-    bars = base.mark_rule(strokeWidth=1.5, opacity=0.55)
+    bars = base.mark_rule(strokeWidth=1.5, opacity=0.55, clip=True)
     intervals = [bars.encode(x=x, y=alt.Y("bar_low:Q"), y2="bar_high:Q", color=colour)]
     if table["cost_low"].null_count < table.num_rows:
         intervals.append(bars.encode(x=alt.X("bar_left:Q"), x2="bar_right:Q", y=y, color=colour))

@@ -24,7 +24,7 @@ TILE, WIDTH = 9, 260
           budget, layer, head
         ORDER BY model, engine_label, device, context_tokens, workload_label, strategy,
           without_budget(strategy_label), budget, layer, head""",
-    missing="No survival was measured: add a retention workload and a strategy that evicts to the campaign.",
+    missing="No cell of a retention workload with a strategy that evicts is ok yet.",
     order=100,
 )
 def fact_survival(table: pa.Table) -> alt.FacetChart:

@@ -13,7 +13,7 @@ from kvfrontier.reports.charts._dots import dots, metric_sql
     "Time to the first token",
     "Speed and memory",
     sql=metric_sql("ttft_s"),
-    missing="No speed was measured: add a speed workload to the campaign.",
+    missing="No cell of a speed workload is ok yet.",
     order=60,
 )
 def first_token(table: pa.Table) -> alt.FacetChart:

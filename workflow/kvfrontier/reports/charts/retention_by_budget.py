@@ -39,7 +39,7 @@ HAIR = 0.015
           min(share) OVER panels AS smallest, max(share) OVER panels AS largest
         FROM points WINDOW panels AS (PARTITION BY model, engine_label, device, workload_label, source)
         ORDER BY source, panel, series, share""",
-    missing="No retention was measured: add a retention workload to the campaign.",
+    missing="No cell of a retention workload is ok yet.",
     order=80,
 )
 def retention_by_budget(table: pa.Table) -> alt.FacetChart:
@@ -53,7 +53,7 @@ def retention_by_budget(table: pa.Table) -> alt.FacetChart:
     colour = series_colour(table)
     swept = alt.Chart().transform_filter("isValid(datum.share)")
     whole = alt.Chart().transform_filter("!isValid(datum.share) && isValid(datum.smallest)")
-    ends = {"x": "smallest:Q", "x2": "largest:Q"}
+    ends = {"x": alt.X("smallest:Q"), "x2": "largest:Q"}
     band = whole.mark_rect(opacity=0.10).encode(**ends, y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
     level = whole.mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(**ends, y=y, color=colour)
     lines = swept.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
@@ -72,7 +72,8 @@ def retention_by_budget(table: pa.Table) -> alt.FacetChart:
             alt.Tooltip("n:Q", title="facts asked"),
         ],
     )
-    return in_panels(alt.layer(band, level, lines, bars, points), table)
+    reference = [band, level] if REFERENCE in table["series"].to_pylist() else []
+    return in_panels(alt.layer(*reference, lines, bars, points), table)
 
 
 def _side_by_side(table: pa.Table) -> pa.Table:

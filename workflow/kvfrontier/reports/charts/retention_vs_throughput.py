@@ -17,7 +17,7 @@ PANEL = f"{context_sql('chats')} || '{PANEL_BREAK}' || {SPEED}"
     "What is still remembered, at which speed",
     "Frontier",
     sql=quality_sql("'retention_correct', 'retention_contained'", "output_tokens_per_s", PANEL),
-    missing="Needs retention and speed cells of the same strategies in one campaign.",
+    missing="No strategy has both a retention and a speed cell that is ok yet.",
     order=40,
 )
 def retention_vs_throughput(table: pa.Table) -> alt.FacetChart:

@@ -13,7 +13,7 @@ from kvfrontier.reports.charts._dots import dots, metric_sql
     "Output tokens a second",
     "Speed and memory",
     sql=metric_sql("output_tokens_per_s"),
-    missing="No speed was measured: add a speed workload to the campaign.",
+    missing="No cell of a speed workload is ok yet.",
     order=50,
 )
 def throughput(table: pa.Table) -> alt.FacetChart:
