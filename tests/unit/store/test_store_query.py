@@ -16,8 +16,9 @@ from kvfrontier.cli.query import command as query
 from kvfrontier.errors import Unavailable
 from kvfrontier.store.query import QueryError, ask, open_database
 
-COOKBOOK = Path(__file__).parents[3] / "docs" / "sql.md"
-QUERIES = re.findall(r"```sql\n(.*?)```", COOKBOOK.read_text(), re.DOTALL)
+CHECKOUT = Path(__file__).parents[3]
+COOKBOOKS = (CHECKOUT / "README.md", CHECKOUT / "docs" / "sql.md")
+QUERIES = [query for page in COOKBOOKS for query in re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
 @pytest.fixture
