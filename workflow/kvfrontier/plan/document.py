@@ -6,12 +6,13 @@ YAML 1.2 scalars (`on`, `off`, `yes`, `no` are text; `3e12` is a number); a key 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from kvfrontier.errors import ConfigError, Problem
 
@@ -71,43 +72,56 @@ class Text(str):
 
 
 NOTHING = Text("nothing")
+LONGEST_SHOWN = 100
+YAML_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null (nothing)",
+    "nan": ".nan",
+    "inf": ".inf",
+    "-inf": "-.inf",
+}
 
 
 def show(value: Any) -> str:
     """A value of a YAML file in one short line: text in quotes, `true`, `.nan`, `{a: 1}`."""
     if isinstance(value, Text):
         return str(value)
-    if isinstance(value, str):
-        text = repr(value)
-    elif isinstance(value, dict):
-        text = "{" + ", ".join(f"{key}: {show(item)}" for key, item in value.items()) + "}"
+    text = ""
+    for piece in _pieces(value):  # no further than is shown: aliases can make a short file hold a billion values
+        text += piece
+        if len(text) > LONGEST_SHOWN:
+            return f"{text[: LONGEST_SHOWN - 3]}..."
+    return text
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{key}: "
+            yield from _pieces(item)
+        yield "}"
     elif isinstance(value, list | tuple):
-        text = "[" + ", ".join(show(item) for item in value) + "]"
+        yield "["
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item)
+        yield "]"
+    elif isinstance(value, str):
+        yield repr(value)
+    elif isinstance(value, int) and value.bit_length() > 400:
+        yield f"a whole number of {value.bit_length()} bits"  # Python refuses to write out longer ones
     else:
-        named = {
-            "True": "true",
-            "False": "false",
-            "None": "null (nothing)",
-            "nan": ".nan",
-            "inf": ".inf",
-            "-inf": "-.inf",
-        }
-        text = named.get(str(value), str(value))
-    return text if len(text) <= 100 else text[:97] + "..."
+        yield YAML_WORDS.get(str(value), str(value))
 
 
 def read_document(path: Path, file: str) -> Document:
     """Read one YAML mapping; raises ConfigError for what cannot be read, is no mapping, or gives a key twice."""
+    text = _read_text(path, file)
+    loader = None
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(
-            [Problem(file, "(file)", "no such file", "a readable YAML file", f"Looked at {path}.")]
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem(file, "(file)", str(error), "a readable YAML file in UTF-8")]) from error
-    loader = _StrictLoader(text)
-    try:
+        loader = _StrictLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             found = "an empty file" if root is None else f"a {root.id} at the top"
@@ -117,14 +131,41 @@ def read_document(path: Path, file: str) -> Document:
         if problems:
             raise ConfigError(problems)
         return Document(file, loader.construct_document(root), lines)
+    except RecursionError:
+        raise ConfigError([Problem(file, "(syntax)", "lists or mappings nested too deeply", "valid YAML")]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        found = ", ".join(part for part in (error.context, error.problem) if part) or str(error)
+        hint = "Indent with spaces, not tabs." if "'\\t'" in found else ""
         where = f"{file}:{mark.line + 1}" if mark else file
-        raise ConfigError([Problem(where, "(syntax)", error.problem or str(error), "valid YAML")]) from error
+        raise ConfigError([Problem(where, "(syntax)", f"unreadable text ({found})", "valid YAML", hint)]) from error
+    except ReaderError as error:
+        where = _place_of(text, error.position, file)
+        raise ConfigError([Problem(where, "(syntax)", f"control character {error.character:#x}", "text")]) from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([Problem(file, "(syntax)", str(error).splitlines()[0], "valid YAML")]) from error
     finally:
-        loader.dispose()
+        if loader:
+            loader.dispose()
+
+
+def _read_text(path: Path, file: str) -> str:
+    expected = "a readable YAML file in UTF-8"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([Problem(file, "(file)", "no such file", expected, f"Looked at {path}.")]) from None
+    except UnicodeDecodeError as error:
+        where = _place_of(error.object, error.start, file)
+        raise ConfigError([Problem(where, "(file)", f"byte {error.object[error.start]:#x}", expected)]) from error
+    except OSError as error:
+        raise ConfigError([Problem(file, "(file)", error.strerror or str(error), expected)]) from error
+
+
+def _place_of(content: str | bytes, position: int, file: str) -> str:
+    """`file:line` of a position in its content."""
+    newline = "\n" if isinstance(content, str) else b"\n"
+    return f"{file}:{content.count(newline, 0, position) + 1}"
 
 
 def join_key(parent: str, key: Hashable) -> str:
