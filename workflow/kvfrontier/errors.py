@@ -48,5 +48,11 @@ class Unavailable(KVFrontierError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean 'x'?` for the nearest known spelling, or an empty string."""
-    nearest = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"Did you mean '{nearest[0]}'?" if nearest else ""
+    spellings = {text.lower(): text for text in known}  # capitals are no reason to miss `h2o` for `H2O`
+    nearest = get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.5)
+    return f"Did you mean '{spellings[nearest[0]]}'?" if nearest else ""
+
+
+def a(noun: str) -> str:
+    """`a model`, `an engine`."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"

@@ -5,6 +5,7 @@ pydantic validates them, so a field says everything once: type, bounds, default,
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -20,13 +21,13 @@ def settings(cls: type[T]) -> type[T]:
 
 def _read_budget(value: object) -> float | int:
     """A share in (0, 1] as float, or a token count above 1 as int; 1, 1.0 and "1" are all the whole cache."""
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number: a share in (0, 1] or a token count of 2 or more (without quotes)")
     if 0 < value <= 1:
         return float(value)
-    if value > 1 and value == int(value):
+    if 1 < value < inf and value == int(value):
         return int(value)
     raise ValueError("a share in (0, 1] or a token count of 2 or more")
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, dataclass_transform
 
 from pydantic import Field
 
-from kvfrontier.errors import KVFrontierError, did_you_mean
+from kvfrontier.errors import KVFrontierError, a, did_you_mean
 from kvfrontier.parameters import settings
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Registry(Generic[T]):
         if name not in self._classes:
             import_module(self.module(name))
         if name not in self._classes:
-            raise KVFrontierError(f"{self.package}/{name}.py must register a {self.kind} called '{name}'")
+            raise KVFrontierError(f"{self.package}/{name}.py must register {a(self.kind)} called '{name}'")
         return self._classes[name]
 
     @dataclass_transform(frozen_default=True, field_specifiers=(Field,))

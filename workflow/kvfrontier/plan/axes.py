@@ -69,7 +69,7 @@ def _tried(document: Document, section: str) -> bool:
     """Whether the file names the section (or has no axes at all); what is wrong is then reported elsewhere."""
     if not isinstance(document.data.get("axes"), dict):
         return True
-    return any(isinstance(where, dict) and section in where for where in (document.data.get("axes"), document.data))
+    return any(where.get(section) is not None for where in (document.data["axes"], document.data))
 
 
 def _read_product(document: Document, problems: list[Problem]) -> dict[str, tuple[Given, ...]]:

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvfrontier.errors import ConfigError, Problem, did_you_mean
+from kvfrontier.errors import ConfigError, Problem, a, did_you_mean
 from kvfrontier.plan.axes import PLUGIN_SECTIONS, SECTIONS, Axes, Given
 from kvfrontier.plan.document import Document, Text
 from kvfrontier.plan.options import Entry, Option, read_entry, read_option
+
+MAX_SEED = 2**32 - 1
+"""What every random number generator takes as a seed."""
 
 
 @dataclass
@@ -122,10 +125,11 @@ class _Reader:
         value, problems = given.value, []
         if section == "seed":
             value = _whole_number(value)
-            if value is None or value < 0:
-                problems = [self.document.problem(given.key, given.value, "a whole number of 0 or more")]
+            if value is None or not 0 <= value <= MAX_SEED:
+                expected = f"a whole number of 0 or more, at most {MAX_SEED}"
+                problems = [self.document.problem(given.key, given.value, expected)]
         elif not isinstance(value, str):
-            problems = [self.document.problem(given.key, value, f"the name of a {section} in config/{section}s.yaml")]
+            problems = [self.document.problem(given.key, value, f"the name of {a(section)} in config/{section}s.yaml")]
         else:
             problems = self.look_up(section, given)
         return (None, problems) if problems else (Option(value, {"": given.key}), [])
@@ -135,7 +139,7 @@ class _Reader:
         if catalog is None:
             return []
         if given.value not in catalog:
-            expected = f"a {section} in config/{section}s.yaml: {', '.join(catalog)}"
+            expected = f"{a(section)} in config/{section}s.yaml: {', '.join(catalog)}"
             return [self.document.problem(given.key, given.value, expected, did_you_mean(given.value, catalog))]
         try:
             catalog[given.value]  # reads a model's folder
@@ -146,11 +150,11 @@ class _Reader:
 
 def _whole_number(value: Any) -> int | None:
     """1, 1.0 and "1" are all 1; None for anything else."""
-    if isinstance(value, str) and value.strip().isdigit():
-        return int(value)
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if float(value).is_integer() else None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def _plural(section: str) -> str:

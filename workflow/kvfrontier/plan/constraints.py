@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvfrontier.errors import Problem, did_you_mean
+from kvfrontier.errors import Problem, a, did_you_mean
 from kvfrontier.plan.axes import PLUGIN_SECTIONS, SECTIONS
 from kvfrontier.plan.cell import Component
 from kvfrontier.plan.choices import Choices
@@ -158,7 +158,7 @@ def _check_names(document: Document, key: str, wanted: Any, section: str, dot: s
     known = catalogs.get(section) if section in catalogs else REGISTRIES[section].names()
     values = wanted if isinstance(wanted, list) else [wanted]
     return [
-        document.problem(key, value, f"the name of a {section}: {', '.join(known)}", did_you_mean(str(value), known))
+        document.problem(key, value, f"the name of {a(section)}: {', '.join(known)}", did_you_mean(str(value), known))
         for value in values
         if known is not None and value not in known
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
 from kvfrontier.errors import ConfigError, Problem
@@ -42,7 +43,13 @@ for _tag, _pattern, _first in (
 
 
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(node.value, 16) if node.value.startswith("0x") else int(node.value)
+    try:
+        value = int(node.value, 16) if node.value.startswith("0x") else int(node.value)
+    except ValueError as error:  # `!!int x`, or thousands of digits
+        raise ConstructorError(None, None, str(error).partition(":")[0], node.start_mark) from None
+    if abs(value) >= 2**63:
+        raise ConstructorError(None, None, "a whole number beyond 64 bits", node.start_mark)
+    return value
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
@@ -110,8 +117,6 @@ def _pieces(value: Any) -> Iterator[str]:
         yield "]"
     elif isinstance(value, str):
         yield repr(value)
-    elif isinstance(value, int) and value.bit_length() > 400:
-        yield f"a whole number of {value.bit_length()} bits"  # Python refuses to write out longer ones
     else:
         yield YAML_WORDS.get(str(value), str(value))
 
@@ -193,10 +198,27 @@ def _walk(
         return problems
     for key_node, item in node.value:
         line = key_node.start_mark.line + 1
-        key = join_key(path, str(key_node.value))
+        if not _is_text(key_node):
+            got = Text(
+                f"the key {key_node.value!r}" if isinstance(key_node, yaml.ScalarNode) else "a list or mapping as a key"
+            )
+            problems.append(
+                Problem(
+                    f"{file}:{line}", path or "(file)", got, "keys that are text (in quotes if it looks like a number)"
+                )
+            )
+            continue
+        key = join_key(path, key_node.value)
         if key in lines and key_node.tag != "tag:yaml.org,2002:merge":
             got = f"this key a second time (first on line {lines[key]})"
             problems.append(Problem(f"{file}:{line}", key, got, "each key once"))
         lines.setdefault(key, line)
         problems += _walk(file, item, key, lines, seen, above)
     return problems
+
+
+def _is_text(node: yaml.Node) -> bool:
+    """Whether a key is one line of text (or `<<`), and no number, date, list or escape sequence."""
+    if not isinstance(node, yaml.ScalarNode) or not node.value.isprintable():
+        return False
+    return node.tag in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")

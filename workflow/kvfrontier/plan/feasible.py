@@ -11,6 +11,9 @@ from kvfrontier.plan.document import Text, show
 from kvfrontier.plan.options import Option
 from kvfrontier.plan.planned import PlannedCell
 
+NOTED = 0.1
+"""An effective budget so far from the one that was asked for, relative to it, is noted."""
+
 
 @dataclass
 class Finding:
@@ -84,16 +87,16 @@ class Feasibility:
         budget, context = (
             option.parameters.get(name) for option, name in ((strategy, "budget"), (workload, "context_tokens"))
         )
-        if key in self._answers or not isinstance(budget, float) or not isinstance(context, int) or budget == 1.0:
+        if key in self._answers or budget in (None, 1.0) or not isinstance(context, int):
             return
         self._answers[key] = ""
         kept = strategy.plugin.kept_tokens(context)
-        if abs(kept / context - budget) > max(0.05 * budget, 1 / context):
-            text = (
-                f"{strategy.label} on {context} tokens keeps {kept} a KV head: an effective budget of "
-                f"{kept / context:.3g} instead of {show(budget)}"
+        asked = budget if isinstance(budget, float) else budget / context
+        if abs(kept / context - asked) > NOTED * asked:
+            instead = f"{kept / context:.3g} instead of {show(budget)}{'' if isinstance(budget, float) else ' tokens'}"
+            self._kept[key] = (
+                f"{strategy.label} on {context} tokens keeps {kept} a KV head: an effective budget of {instead}"
             )
-            self._kept[key] = text
 
 
 def _check_needs(engine, workload) -> None:

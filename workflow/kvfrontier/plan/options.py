@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvfrontier.errors import Problem, did_you_mean
+from kvfrontier.errors import Problem, a, did_you_mean
 from kvfrontier.plan.axes import Given
 from kvfrontier.plan.cell import Component, Value
 from kvfrontier.plan.document import Document, join_key
@@ -79,12 +79,12 @@ def read_entry(document: Document, section: str, given: Given) -> tuple[Entry | 
     registry = REGISTRIES[section]
     params = {"name": given.value} if isinstance(given.value, str) else given.value
     if not isinstance(params, dict) or not isinstance(params.get("name"), str):
-        expected = f"the name of a {section}, or a mapping `{{name: ..., parameter: value}}`"
+        expected = f"the name of {a(section)}, or a mapping `{{name: ..., parameter: value}}`"
         return None, [document.problem(given.key, given.value, expected)]
     name = params["name"]
     if name not in registry.names():
         key = given.key if isinstance(given.value, str) else f"{given.key}.name"
-        expected = f"a {section}: one of {', '.join(registry.names())}"
+        expected = f"{a(section)}: one of {', '.join(registry.names())}"
         return None, [document.problem(key, name, expected, did_you_mean(name, registry.names()))]
     cls = registry.get(name)
     problems: list[Problem] = []
@@ -121,6 +121,11 @@ def read_option(document: Document, entry: Entry, given: Mapping[str, Given]) ->
         document.problem(item.key, item.value, "a number")
         for name, item in given.items()
         if isinstance(item.value, bool) and isinstance(values[name], int | float) and not isinstance(values[name], bool)
+    ]
+    problems += [
+        document.problem(item.key, item.value, "a number of at most 64 bits")
+        for name, item in given.items()
+        if isinstance(values[name], int) and abs(values[name]) >= 2**63
     ]
     if problems:
         return None, problems

@@ -86,7 +86,8 @@ def _translate(document: Document, error: ValidationError, key_of: Callable, kno
         elif kind in MISSING:
             yield document.problem(key, NOTHING, "a value: this key is required")
         else:
-            yield document.problem(key, item["input"], *_expected(item))
+            given = getattr(item["input"], "kwargs", item["input"])  # of a plugin: what it was called with
+            yield document.problem(key, given, *_expected(item))
 
 
 def _expected(item: Any) -> tuple[str, str]:
