@@ -173,7 +173,7 @@ CASES = {
     "repeats 0": ("repeats: 0\n" + with_axes(), "repeats", "0", "1 or more", ""),
     "negative seed": (with_axes(seed="[-1]"), "axes.seed[0]", "-1", "0 or more", ""),
     "seed nan": (with_axes(seed="[.nan]"), "axes.seed[0]", ".nan", "0 or more", ""),
-    "name that leaves its folder": ("name: ../x\n" + with_axes(), "name", "'../x'", "text that matches", ""),
+    "name that leaves its folder": ("name: ../x\n" + with_axes(), "name", "'../x'", "letters, digits", ""),
     "misspelt path in a constraint": (
         with_axes() + "constraints:\n  - drop: {workload.context_token: 1}\n",
         "constraints[0].drop.workload.context_token",
@@ -207,6 +207,34 @@ CASES = {
         "constraints[0].drop.seed.gt",
         "'high'",
         "a number",
+        "",
+    ),
+    "order of not a number": (
+        with_axes() + "constraints:\n  - drop: {seed: {gt: .nan}}\n",
+        "constraints[0].drop.seed.gt",
+        ".nan",
+        "a number",
+        "",
+    ),
+    "a number in quotes in a constraint": (
+        with_axes(strategy="[toy_h2o]") + "constraints:\n  - require: {strategy.budget: {in: [0.2, '0.1']}}\n",
+        "constraints[0].require.strategy.budget.in",
+        "'0.1'",
+        "without quotes",
+        "",
+    ),
+    "no value in a constraint": (
+        with_axes() + "constraints:\n  - require: {seed: []}\n",
+        "constraints[0].require.seed",
+        "[]",
+        "at least one",
+        "",
+    ),
+    "a mapping for a name in a constraint": (
+        with_axes() + "constraints:\n  - drop: {model: [{a: 1}]}\n",
+        "constraints[0].drop.model",
+        "{a: 1}",
+        "the name of a model",
         "",
     ),
     "two rules in one": (
@@ -289,7 +317,7 @@ def test_all_problems_come_at_once_with_their_lines(toys):
         ("axes: [1, 2\n", "(syntax)", "expected ',' or ']', but got '<stream end>'"),
         ("axes: !!python/object/apply:os.getcwd []\n", "(syntax)", "could not determine a constructor"),
         ("a: &a [*a]\n", "a[0]", "an alias inside itself"),
-        ("{1: 2, [3]: 4}\n", "(syntax)", "found unhashable key"),
+        ("{a: 2, [3]: 4}\n", "(file)", "a list or mapping as a key"),
     ],
 )
 def test_yaml_that_cannot_be_used_is_named_with_its_line(toys, text, key, got):

@@ -11,6 +11,7 @@ from kvfrontier.plan import folder as model_folder
 from kvfrontier.plan.catalog import load_data, load_devices, load_models
 
 SHA = "a" * 64
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"  # a whole safetensors file
 COMMIT = "b" * 40
 SHAPE = "shape: {layers: 2, q_heads: 4, kv_heads: 2, head_dim: 16, hidden: 64, vocab: 97, max_positions: 2048}"
 CONFIG = {
@@ -33,7 +34,7 @@ def write_model(path, config=CONFIG, weights="model.safetensors"):
     path.mkdir(parents=True)
     if config is not None:
         (path / "config.json").write_text(json.dumps(config))
-    (path / weights).write_bytes(b"weights")
+    (path / weights).write_bytes(NO_TENSORS)
     return path
 
 
@@ -68,14 +69,20 @@ def test_each_source_becomes_a_model(toys):
     ("entry", "key", "words"),
     [
         ("{hub: org/x}", "m", "revision"),
-        ("{hub: org/x, revision: main}", "m.revision", "text that matches"),
+        ("{hub: org/x, revision: main}", "m.revision", "40 hex digits"),
         ("{}", "m", "exactly one of"),
         ("{hub: org/x, folder: y}", "m", "exactly one of"),
         (f"{{wheel: x==1, sha256: {SHA}}}", "m", "`member`, `shape`"),
-        ("{wheel: x, sha256: 3}", "m.wheel", "text that matches"),
+        ("{wheel: x, sha256: 3}", "m.wheel", "distribution==version"),
         ("{foldr: x}", "m.foldr", "folder"),
         ("{shape: {layers: 0}}", "m.shape.layers", "1 or more"),
         ("{shape: {layer: 2}}", "m.shape.layer", "layers"),
+        (
+            "{shape: {layers: 2, q_heads: 4, kv_heads: 3, head_dim: 8, hidden: 32, vocab: 9, max_positions: 9}}",
+            "m.shape",
+            "multiple of kv_heads",
+        ),
+        ("{hub: ../x, revision: %s}" % ("a" * 40), "m.hub", "organisation/name"),
         ("[a]", "m", "a mapping"),
     ],
 )
@@ -90,7 +97,7 @@ def test_a_malformed_model_is_named(toys, entry, key, words):
 
 def test_an_unpinned_revision_says_why(toys):
     toys.write("models.yaml", "m: {hub: org/x}\n")
-    with pytest.raises(ConfigError, match="branch name lets weights change"):
+    with pytest.raises(ConfigError, match="branch lets weights change"):
         load_models(toys.project)
 
 
@@ -104,6 +111,46 @@ def test_a_config_without_head_dim_means_hidden_over_heads(toys):
 def test_a_head_dim_that_cannot_be_known_is_a_mistake(toys):
     config = {key: value for key, value in CONFIG.items() if key != "head_dim"} | {"num_attention_heads": 5}
     assert "no multiple of 5 heads" in folder_problem(toys, write_model(toys.root / "odd", config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head_dim": 0}, "0 for `head_dim`"),
+        ({"num_hidden_layers": "2"}, "'2' for `num_hidden_layers`"),
+        ({"max_position_embeddings": "long"}, "'long' for `max_position_embeddings`"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
+    ],
+)
+def test_a_shape_that_no_model_can_have_is_a_mistake(toys, changes, words):
+    assert words in folder_problem(toys, write_model(toys.root / "odd", CONFIG | changes))
+
+
+TENSOR = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        b"",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n",
+        len(TENSOR).to_bytes(8, "little") + TENSOR + b"123",
+    ],
+    ids=["empty", "a Git LFS pointer", "cut off"],
+)
+def test_weights_that_are_not_whole_are_found_before_anything_runs(toys, weights):
+    folder = write_model(toys.root / "half")
+    (folder / "model.safetensors").write_bytes(weights)
+    assert "model.safetensors: no whole safetensors file" in folder_problem(toys, folder)
+    (folder / "model.safetensors").write_bytes(len(TENSOR).to_bytes(8, "little") + TENSOR + b"1234")
+    assert model_folder.folder_spec("half", folder).layers == 2
+
+
+def test_weights_that_the_index_misses_are_named(toys):
+    folder = write_model(toys.root / "sharded", weights="model-1-of-2.safetensors")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-2-of-2.safetensors is not there" in folder_problem(toys, folder)
 
 
 def test_folders_that_hold_no_model_are_explained(toys):
@@ -145,6 +192,14 @@ def test_the_identity_of_a_folder_follows_its_bytes_and_is_remembered(toys, monk
     assert model_folder.folder_identity(path) == changed
     (path / "tokenizer.json").write_text("{}")
     assert model_folder.folder_identity(path) != changed
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-that-name/model", "a" * 5000])
+def test_a_folder_that_no_machine_can_have_is_a_problem_of_its_entry(toys, folder):
+    toys.write("models.yaml", f"m: {{folder: {folder}}}\n")
+    with pytest.raises(ConfigError, match="a folder that can be read") as caught:
+        load_models(toys.project)["m"]
+    assert caught.value.problems[0].key == "m.folder"
 
 
 def test_names_that_yaml_takes_for_numbers_must_be_quoted(toys):

@@ -156,6 +156,15 @@ def test_a_constraint_without_effect_is_noted(toys):
     assert plan.notes == ("config/campaigns/trial.yaml:8: constraints[0] drops no cell",)
 
 
+def test_a_requirement_that_nothing_fulfils_is_noted(toys):
+    rule = "constraints:\n  - require: {strategy.decode_evict: evry}\n"
+    plan = toys.plan(with_axes(strategy="[toy_full, toy_h2o]") + rule)
+    assert [item.cell.strategy.name for item in plan.cells] == ["toy_full"]
+    assert plan.notes == (
+        "config/campaigns/trial.yaml:8: constraints[0].require.strategy.decode_evict is fulfilled by no cell",
+    )
+
+
 def test_cells_can_be_built_and_made_again_from_their_dict(toys):
     for item in toys.plan(with_axes(strategy="[{name: toy_window, layers: [1, 2]}]")).cells:
         assert Cell.from_dict(item.cell.as_dict()) == item.cell

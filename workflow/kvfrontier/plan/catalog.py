@@ -66,12 +66,15 @@ class Models(Mapping[str, Model]):
             source = {"source": "hub", "location": entry.hub, "revision": entry.revision}
             return Model(spec, identity=f"{entry.hub}@{entry.revision}", **source, **common)
         if entry.folder:
-            path = self._project.root / Path(entry.folder).expanduser()
             try:
+                path = self._project.root / Path(entry.folder).expanduser()
                 spec = folder_spec(name, path)
                 identity = folder_identity(path, entry.trust_remote_code)
             except ValueError as error:
-                problem = self._document.problem(f"{name}.folder", entry.folder, *error.args)
+                raise ConfigError([self._document.problem(f"{name}.folder", entry.folder, *error.args)]) from None
+            except (OSError, RuntimeError) as error:  # it cannot be read; `~nobody`
+                hint = f"{getattr(error, 'strerror', None) or error}."
+                problem = self._document.problem(f"{name}.folder", entry.folder, "a folder that can be read", hint)
                 raise ConfigError([problem]) from None
             return Model(spec, source="folder", location=str(path.resolve()), identity=identity, **common)
         return Model(spec, source="none", identity=content_hash(entry.shape.model_dump()))
@@ -118,9 +121,8 @@ def _parse(path: Path, mtime_ns: int, shape: type[S]) -> tuple[Document, dict[st
     entries: dict[str, S] = {}
     problems: list[Problem] = []
     for key, value in document.data.items():
-        if not isinstance(key, str) or not key:
-            expected = "a name (put it in quotes if it looks like a number)"
-            problems.append(document.problem(str(key), key, expected))
+        if not key:
+            problems.append(document.problem(key, key, "a name"))
         elif not isinstance(value, dict):
             problems.append(document.problem(key, value, f"a mapping with {', '.join(shape.model_fields)}"))
         else:

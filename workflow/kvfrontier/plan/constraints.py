@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 from kvfrontier.errors import Problem, a, did_you_mean
@@ -126,13 +127,23 @@ def _check(
     if dot and name not in (*fields, "name"):
         expected = f"a parameter that this campaign's {section} axis has: {', '.join(fields) or 'none'}"
         return [document.problem(key, path, expected, did_you_mean(name, fields))]
+
+    def check_values(where: str, wanted: Any) -> list[Problem]:
+        if wanted == []:
+            return [document.problem(where, wanted, "at least one value")]
+        if section == "seed" or (dot and name != "name"):
+            return _check_kinds(
+                document, where, wanted, [_value_at(option, path) for option in choices.options[section]]
+            )
+        return _check_names(document, where, wanted, section, catalogs)
+
     if isinstance(condition, dict):
-        return _check_operators(document, key, condition, section, dot, catalogs)
-    return _check_names(document, key, condition, section, dot, catalogs)
+        return _check_operators(document, key, condition, check_values)
+    return check_values(key, condition)
 
 
 def _check_operators(
-    document: Document, key: str, condition: dict, section: str, dot: str, catalogs: Mapping
+    document: Document, key: str, condition: dict, check_values: Callable[[str, Any], list[Problem]]
 ) -> list[Problem]:
     if not condition:
         return [document.problem(key, condition, f"a value, a list or operators: {', '.join(OPERATORS)}")]
@@ -142,23 +153,33 @@ def _check_operators(
         if name not in OPERATORS:
             expected = f"an operator: {', '.join(OPERATORS)}"
             problems.append(document.problem(where, wanted, expected, did_you_mean(str(name), OPERATORS)))
-        elif name in ORDERINGS and (isinstance(wanted, bool) or not isinstance(wanted, int | float)):
+        elif name in ORDERINGS and (isinstance(wanted, bool) or not isinstance(wanted, int | float) or isnan(wanted)):
             problems.append(document.problem(where, wanted, "a number"))
         elif name in ("in", "not_in") and not isinstance(wanted, list):
             problems.append(document.problem(where, wanted, "a list of values"))
         else:
-            problems += _check_names(document, where, wanted, section, dot, catalogs)
+            problems += check_values(where, wanted)
     return problems
 
 
-def _check_names(document: Document, key: str, wanted: Any, section: str, dot: str, catalogs: Mapping) -> list[Problem]:
-    """A model, device or plugin that nothing is called would never match: a slip of the pen."""
-    if dot or section == "seed":
+def _check_kinds(document: Document, key: str, wanted: Any, values: list[Any]) -> list[Problem]:
+    """Text never equals a number: a slip of quotes."""
+    present = [value for value in values if value is not ABSENT]
+    if not present or any(isinstance(value, bool) or not isinstance(value, int | float) for value in present):
         return []
+    return [
+        document.problem(key, item, "a number without quotes, as the values here are")
+        for item in (wanted if isinstance(wanted, list) else [wanted])
+        if isinstance(item, str)
+    ]
+
+
+def _check_names(document: Document, key: str, wanted: Any, section: str, catalogs: Mapping) -> list[Problem]:
+    """A model, device or plugin that nothing is called would never match: a slip of the pen."""
     known = catalogs.get(section) if section in catalogs else REGISTRIES[section].names()
     values = wanted if isinstance(wanted, list) else [wanted]
     return [
         document.problem(key, value, f"the name of {a(section)}: {', '.join(known)}", did_you_mean(str(value), known))
         for value in values
-        if known is not None and value not in known
+        if known is not None and not (isinstance(value, str) and value in known)
     ]

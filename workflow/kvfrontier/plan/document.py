@@ -48,7 +48,9 @@ def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     except ValueError as error:  # `!!int x`, or thousands of digits
         raise ConstructorError(None, None, str(error).partition(":")[0], node.start_mark) from None
     if abs(value) >= 2**63:
-        raise ConstructorError(None, None, "a whole number beyond 64 bits", node.start_mark)
+        raise ConstructorError(
+            None, None, "a whole number beyond 64 bits; put it in quotes if it is text", node.start_mark
+        )
     return value
 
 
@@ -203,9 +205,7 @@ def _walk(
                 f"the key {key_node.value!r}" if isinstance(key_node, yaml.ScalarNode) else "a list or mapping as a key"
             )
             problems.append(
-                Problem(
-                    f"{file}:{line}", path or "(file)", got, "keys that are text (in quotes if it looks like a number)"
-                )
+                Problem(f"{file}:{line}", path or "(file)", got, "text (put it in quotes if it looks like a number)")
             )
             continue
         key = join_key(path, key_node.value)

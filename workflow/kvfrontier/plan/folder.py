@@ -11,8 +11,8 @@ from typing import Any
 from kvfrontier.plan.cell import content_hash
 from kvfrontier.plan.model import ModelSpec
 from kvfrontier.plan.project import kvfrontier_cache
+from kvfrontier.plan.weights import require_weights
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -22,6 +22,7 @@ TOKENIZER_FILES = (
     "*.model",
     "chat_template*",
 )
+SHAPED = "a model whose config.json says its shape"
 
 
 def folder_spec(name: str, folder: Path) -> ModelSpec:
@@ -29,29 +30,39 @@ def folder_spec(name: str, folder: Path) -> ModelSpec:
 
     Raises ValueError(expected, hint) for a folder that is missing, holds no safetensors or no usable config.
     """
-    _require_weights(folder)
+    require_weights(folder)
     config = _read_config(folder)
-    layers, q_heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    hidden = config.get("hidden_size")
-    for key, value in (("num_hidden_layers", layers), ("num_attention_heads", q_heads), ("hidden_size", hidden)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError("a model whose config.json says its shape", f"config.json has no usable `{key}`.")
-    head_dim = config.get("head_dim")
-    if head_dim is None:
-        if hidden % q_heads:
-            hint = f"config.json has no `head_dim`, and hidden_size {hidden} is no multiple of {q_heads} heads."
-            raise ValueError("a model whose config.json says its shape", hint)
-        head_dim = hidden // q_heads
+    for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
+        if config.get(key) is None:
+            raise ValueError(SHAPED, f"config.json has no `{key}`.")
+    hidden, q_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads", q_heads)
+    if config.get("head_dim") is None and hidden % q_heads:
+        raise ValueError(
+            SHAPED, f"config.json has no `head_dim`, and hidden_size {hidden} is no multiple of {q_heads} heads."
+        )
+    if q_heads % kv_heads:
+        raise ValueError(SHAPED, f"num_attention_heads {q_heads} is no multiple of num_key_value_heads {kv_heads}.")
     return ModelSpec(
         name=name,
-        layers=layers,
+        layers=_count(config, "num_hidden_layers"),
         q_heads=q_heads,
-        kv_heads=config.get("num_key_value_heads") or q_heads,
-        head_dim=head_dim,
+        kv_heads=kv_heads,
+        head_dim=_count(config, "head_dim", hidden // q_heads),
         hidden=hidden,
-        vocab=config.get("vocab_size"),
-        max_positions=config.get("max_position_embeddings"),
+        vocab=_count(config, "vocab_size"),
+        max_positions=_count(config, "max_position_embeddings"),
     )
+
+
+def _count(config: dict[str, Any], key: str, default: int | None = None) -> int | None:
+    """A positive whole number out of config.json; `default` where the key is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(SHAPED, f"config.json says {value!r} for `{key}`, which must be a whole number of 1 or more.")
+    return value
 
 
 def folder_identity(folder: Path, remote_code: bool = False) -> str:
@@ -83,20 +94,6 @@ def stat_signature(folder: Path) -> str:
         (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()) if path.is_file()
     ]
     return content_hash(stats)
-
-
-def _require_weights(folder: Path) -> None:
-    expected = "a folder with config.json and *.safetensors"
-    if not folder.is_dir():
-        raise ValueError(expected, f"There is no folder {folder}.")
-    if not any(folder.glob("*.safetensors")):
-        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-        if pickles:
-            hint = (
-                f"It holds pickled weights only ({', '.join(pickles[:3])}): loading those can run code. Convert them."
-            )
-            raise ValueError(expected, hint)
-        raise ValueError(expected, f"{folder} holds no *.safetensors.")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

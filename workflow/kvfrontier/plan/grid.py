@@ -60,9 +60,13 @@ def expand(campaign: Campaign) -> Grid:
         grid.notes.append(
             f"{campaign.document.file}: {grid.duplicates} cells are given more than once and count once: {example}"
         )
-    for key, count in dropped_by.items():
-        if not count:
-            grid.notes.append(f"{campaign.document.place(key)}: {key} drops no cell")
+    for constraint in campaign.constraints:
+        place = campaign.document.place(constraint.key)
+        if not dropped_by[constraint.key]:
+            grid.notes.append(f"{place}: {constraint.key} drops no cell")
+        for item in constraint.require:
+            if any(item.has) and not any(item.holds):
+                grid.notes.append(f"{place}: {constraint.key}.require.{item.path} is fulfilled by no cell")
     if not grid.combinations:
         found = Text(f"rules that drop all {grid.dropped} cells")
         raise ConfigError([campaign.document.problem("constraints", found, "at least one cell left")])

