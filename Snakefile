@@ -19,3 +19,5 @@ rule all:
     default_target: True
     input:
         f"{RESULTS}/verdict.txt",
+    message:
+        "Done"

@@ -152,7 +152,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--overhead-cells", type=int, default=1000, help="0: leave this part out")
     parser.add_argument("--no-op-cells", type=int, nargs="*", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--quick", action="store_true", help="200 cells for the overhead, 1,000 for doing nothing")
     options = parser.parse_args()
+    if options.quick:
+        options.overhead_cells, options.no_op_cells = 200, [1_000]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that orphans are ours to wait for, and counted
     if options.overhead_cells:
         overhead(options.overhead_cells)

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import kvfrontier
+import pytest
 
 PACKAGE = Path(kvfrontier.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))

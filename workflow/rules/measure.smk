@@ -12,5 +12,7 @@ rule measure:
         device=1,
     params:
         campaign=CAMPAIGN,
+    message:
+        "Measuring {wildcards.shard}"
     shell:
         "kvfrontier measure {params.campaign:q} {wildcards.shard:q} --log {log:q}"

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 from kvfrontier.cli import kvfrontier
-from kvfrontier.errors import ConfigError
+from kvfrontier.errors import ConfigError, KVFrontierError
 from kvfrontier.plan import disk
 from toy_project import CAMPAIGN, ToyProject, planned_cells, store, toy_plugins
 
@@ -86,3 +86,17 @@ def test_schema_prints_one_or_checks_all(toys):
     assert json.loads(call("schema", "campaign"))["properties"]["axes"]
     result = CliRunner().invoke(kvfrontier, ["schema", "campain"])
     assert "Did you mean 'campaign'?" in result.output
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest():
+    result = CliRunner().invoke(kvfrontier, ["fronteer"])
+    assert result.exit_code == 2
+    assert "Did you mean 'frontier'?" in result.output
+
+
+def test_a_shard_that_is_none_leaves_no_file_behind(toys):
+    disk.prepare(toys.project, "trial")
+    before = sorted(toys.root.rglob("*"))
+    with pytest.raises(KVFrontierError, match="has no shard"):
+        call("measure", "trial", "../../../gone")
+    assert sorted(toys.root.rglob("*")) == before

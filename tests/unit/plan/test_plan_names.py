@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvfrontier.plan.names import bounded, decode_name, encode_name
+from kvfrontier.plan.names import bounded, decode_name, encode_name, receipt_name
 
 AWKWARD = [
     "Qwen/Qwen3-8B",
@@ -36,6 +36,13 @@ def test_a_long_name_is_cut_and_stays_distinct():
     cut = [bounded(name, 180) for name in names]
     assert cut[0] != cut[1]
     assert all(len(name) == 180 for name in cut)
+
+
+def test_receipts_of_any_names_are_legal_and_distinct():
+    names = [*AWKWARD, "n" * 300, "n" * 299 + "m", "\U0001f600" * 60]
+    receipts = [receipt_name(name) for name in names]
+    assert len(set(receipts)) == len(names)
+    assert max(len(f".{receipt}.log.12345.partial".encode()) for receipt in receipts) <= 255
 
 
 def test_shards_of_awkward_models_are_legal_distinct_file_names(toys):

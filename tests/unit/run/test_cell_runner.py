@@ -67,6 +67,8 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"), "oom", int(2.5 * 2**30)),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), "oom", 4096),
         (MemoryError(), "oom", None),
+        (OSError(12, "Cannot allocate memory"), "oom", None),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", None),
         (RuntimeError("shapes do not match"), "error", None),
         (Unsupported("no steps here"), "unsupported", None),
         (DeviceMismatch("this is no H100"), "error", None),

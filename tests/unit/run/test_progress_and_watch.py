@@ -45,6 +45,15 @@ def test_a_signal_becomes_stopped_once_and_the_handlers_are_put_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_that_was_ignored_before_stays_so_as_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_death_of_the_snakemake_above_stops_us_though_a_shell_is_in_between(tmp_path):
     child = tmp_path / "child.py"
     child.write_text(

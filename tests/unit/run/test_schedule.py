@@ -46,11 +46,16 @@ class ScriptedPool:
 
 def run(pool, shared=(), exclusive=(), workers=2, timeout_s=5.0):
     kept, done = [], []
+
+    def keep(task, status, reason, name, phase):
+        kept.append((task.planned.fingerprint, status, name))
+        return status
+
     schedule = Schedule(
         pool,
         workers,
         timeout_s,
-        keep=lambda task, status, reason, name, phase: kept.append((task.planned.fingerprint, status, name)),
+        keep=keep,
         done=lambda task, report: done.append((task.planned.fingerprint, report.status)),
     )
     schedule.run([a_task(name) for name in shared], [a_task(name) for name in exclusive], seed=1)
@@ -88,6 +93,14 @@ def test_a_late_cell_is_ended_becomes_a_timeout_and_its_worker_is_replaced():
     assert sorted(done) == [("a", "timeout"), ("b", "ok")] and pool.started == [0, 0]
 
 
+def test_a_row_that_a_late_worker_had_just_stored_is_counted_as_what_it_is():
+    done = []
+    stored = lambda task, *reasons: "ok"  # noqa: E731
+    schedule = Schedule(ScriptedPool(a=[None]), 1, 0.05, stored, lambda task, report: done.append(report.status))
+    schedule.run([a_task("a")], [], seed=1)
+    assert done == ["ok"]
+
+
 def test_a_worker_is_replaced_after_an_error_but_not_for_nothing():
     pool = ScriptedPool(a=[Report("error", recycle="after error")], b=[Report("error", recycle="after error")])
     run(pool, shared="ab", workers=1)
@@ -95,11 +108,11 @@ def test_a_worker_is_replaced_after_an_error_but_not_for_nothing():
 
 
 def test_when_the_model_cannot_be_loaded_the_other_cells_do_not_try():
-    failed = Report("error", "no such folder", "load", recycle="after error")
+    failed = Report("error", "no such folder", "load", "OSError", recycle="after error")
     pool = ScriptedPool(**{f"c{index}": [failed] for index in range(10)})
     kept, done = run(pool, shared=[f"c{index}" for index in range(10)], workers=1)
     assert len(pool.ran) == scheduling.LOAD_FAILURES and len(done) == 10
-    assert {(status, name) for _, status, name in kept} == {("error", "NotLoaded")}
+    assert {(status, name) for _, status, name in kept} == {("error", "OSError")}
 
 
 def test_what_no_cell_is_to_blame_for_stops_the_shard():
@@ -107,3 +120,15 @@ def test_what_no_cell_is_to_blame_for_stops_the_shard():
         run(ScriptedPool(a=[Report("ok", fatal="the disk is full")]), shared="ab")
     with pytest.raises(Unavailable, match="workers died one after another"):
         run(ScriptedPool(**{name: [Died("x"), Died("x")] for name in "abcdef"}), shared="abcdef", workers=1)
+
+
+def test_a_worker_that_failed_on_the_last_shared_cell_does_not_time_the_first_exclusive_one():
+    pool = ScriptedPool(a=[Report("oom", recycle="after oom")])
+    run(pool, shared="a", exclusive="x", workers=1)
+    assert pool.started == [0, 0]
+
+
+def test_cells_too_large_for_the_machine_do_not_stop_the_shard():
+    pool = ScriptedPool(**{name: [Died("x", is_oom=True), Died("x", is_oom=True)] for name in "abcdef"})
+    kept, done = run(pool, shared="abcdefg", workers=1)
+    assert {status for _, status, _ in kept} == {"oom"} and ("g", "ok") in done

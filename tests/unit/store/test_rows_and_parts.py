@@ -11,7 +11,7 @@ from kvfrontier.errors import Unavailable
 from kvfrontier.metrics import TTFT_S, Measurement
 from kvfrontier.store import fold as folding
 from kvfrontier.store.fold import fold
-from kvfrontier.store.ledger import drop_untrue, ledger_file, stored_rows
+from kvfrontier.store.ledger import Stored, drop_untrue, ledger_file, stored_rows
 from kvfrontier.store.lock import Busy, acquire, held
 from kvfrontier.store.parts import list_parts
 from kvfrontier.store.rows import iter_files, loose_files, read_table, write_row
@@ -135,7 +135,30 @@ def test_failures_are_tried_again_until_their_last_attempt(tmp_path):
     fold(tmp_path, SHARD, ["aa11", "bb22"])
     assert drop_untrue(tmp_path, shards) == []
     assert drop_untrue(tmp_path, shards, max_attempts=3) != []
-    assert stored_rows(tmp_path)[0]["aa11"] == (2, "timeout")
+    assert stored_rows(tmp_path)[0]["aa11"] == Stored(2, "timeout")
+
+
+def test_what_only_the_machine_is_to_blame_for_is_never_final():
+    for reason_class in ("DeviceMismatch", "Unavailable"):
+        assert not Stored(5, "error", reason_class).is_final(2)
+    assert Stored(2, "error", "ValueError").is_final(2) and Stored(2, "timeout").is_final(2)
+
+
+def test_of_two_rows_of_one_attempt_ledgers_and_tables_take_the_same(tmp_path):
+    late = a_row("aa11", status="error") | {"started_at": datetime(2026, 1, 2, tzinfo=UTC)}
+    for row in (late, a_row("aa11")):
+        write_row(tmp_path, row)
+        fold(tmp_path, SHARD, ["aa11"])
+    assert len(list_parts(tmp_path)) == 2
+    assert stored_rows(tmp_path)[0]["aa11"].status == "error"
+    assert read_table(tmp_path)[0]["status"].to_pylist() == ["error"]
+
+
+def test_a_dangling_link_is_damage_and_no_endless_loop(tmp_path):
+    write_row(tmp_path, a_row("aa11"))
+    (tmp_path / "cells" / "aa" / "aa22.parquet").symlink_to("nowhere.parquet")
+    table, damaged = read_table(tmp_path)
+    assert len(table) == 1 and "aa22.parquet" in damaged[0]
 
 
 def test_ledgers_of_shards_that_are_not_planned_any_more_go(tmp_path):

@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from kvfrontier import __version__
-from kvfrontier.errors import KVFrontierError
+from kvfrontier.errors import KVFrontierError, did_you_mean
 
 
 class Commands(click.Group):
@@ -22,6 +22,12 @@ class Commands(click.Group):
         if name not in self.list_commands(ctx):
             return None
         return import_module(f"{__name__}.{name}").command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
+        name = str(args[0])
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            ctx.fail(f"there is no command '{name}'. {did_you_mean(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -34,8 +34,8 @@ def command(campaign: str, receipt: Path | None) -> None:
     if len(found.failures) > SHOWN:
         click.echo(f"  and {len(found.failures) - SHOWN} more", err=True)
     if found.failures:
-        retried = sum(failed.attempt < index.max_attempts for failed in found.failures)
-        final = len(found.failures) - retried
+        final = sum(failed.stored.is_final(index.max_attempts) for failed in found.failures)
+        retried = len(found.failures) - final
         click.echo(f"  the next run tries {retried} of them again; {final} had their last attempt", err=True)
     if found.failures or found.counts["planned"]:
         raise SystemExit(1)

@@ -21,10 +21,11 @@ def command(campaign: str | None, prefix: str, as_json: bool) -> None:
     """
     from kvfrontier.plan.disk import prepare, read_cells
     from kvfrontier.plan.project import Project
+    from kvfrontier.store.running import keep_plan_of_run
     from kvfrontier.store.standing import standings
 
     project = Project.find()
-    index = prepare(project, campaign)
+    index = prepare(project, campaign, keep_plan_of_run)
     plan = read_cells(index.campaign_dir)
     found, damaged = standings(plan, index.campaign_dir, index.max_attempts, project.settings.fingerprint.ignore)
     names = ("cell_id", "fingerprint", "cell")

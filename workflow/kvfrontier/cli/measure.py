@@ -40,9 +40,9 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
 
     folder = results_of(campaign)
     index = read_index(folder)
+    cells = read_shard(folder, shard)
     log = log or log_file(folder, shard)
     log_to(log)
-    cells = read_shard(folder, shard)
     try:
         # Ray prints its own account of dead workers to stdout; ours goes to stderr.
         with stoppable(), log.open("a") as rays, redirect_stdout(rays):

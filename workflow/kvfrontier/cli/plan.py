@@ -23,10 +23,11 @@ def command(campaign: str | None, as_json: bool) -> None:
     """
     from kvfrontier.plan.disk import prepare, read_cells
     from kvfrontier.plan.project import Project
+    from kvfrontier.store.running import keep_plan_of_run
     from kvfrontier.store.standing import standings
 
     project = Project.find()
-    index = prepare(project, campaign)
+    index = prepare(project, campaign, keep_plan_of_run)
     cells = read_cells(index.campaign_dir)
     found, damaged = standings(cells, index.campaign_dir, index.max_attempts, project.settings.fingerprint.ignore)
     by_shard: dict[str, Counter] = {shard.name: Counter() for shard in index.shards}

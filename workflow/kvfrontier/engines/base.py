@@ -1,4 +1,4 @@
-"""What an engine promises. The engine knows nothing of tokenizers' text, stores or campaigns: token ids in, numbers out.
+"""What an engine promises. It knows nothing of tokenizers' text, stores or campaigns: token ids in, numbers out.
 
 Three levels: an `Engine` is configuration (validated when the plan is made, no torch), a `Session` is a loaded model,
 `Sequences` are a batch that decodes over one KV cache.
@@ -25,7 +25,7 @@ PHASES = ("prefill", "decode")
 
 @dataclass
 class Generation:
-    """What one batch of requests did. Times are seconds since the submission of the batch, host clock, device synchronized.
+    """What one batch of requests did. Times: seconds since the batch was submitted, host clock, device synchronized.
 
     tokens: one list of output ids a request; token_times_s: the time of each of them.
     memory: `(metric, phase, bytes)` readings, metric a name in `metrics.py`, phase one of PHASES.

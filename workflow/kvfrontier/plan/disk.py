@@ -48,8 +48,13 @@ class PlanIndex:
     duplicates: int = 0
 
 
-def prepare(project: Project, campaign: str | Path | None = None) -> PlanIndex:
-    """The plan of a campaign, by name or path, up to date on disk. Raises ConfigError, Unavailable."""
+def prepare(
+    project: Project, campaign: str | Path | None = None, before_writing: Callable[[Path], None] = lambda folder: None
+) -> PlanIndex:
+    """The plan of a campaign, by name or path, up to date on disk. Raises ConfigError, Unavailable.
+
+    before_writing: is given the campaign's folder where the plan must be made again, and may raise to keep the old one.
+    """
     path = project.campaign_file(campaign)
     campaign_dir = project.campaign_dir(declared_name(path))
     files = _hash_files(project, path)  # before they are read: what changes meanwhile makes the plan again next time
@@ -61,6 +66,7 @@ def prepare(project: Project, campaign: str | Path | None = None) -> PlanIndex:
     plan = build_plan(project, loaded)
     locations = (loaded.models[name] for name in plan.models)
     folders = sorted(model.location for model in locations if model.source == "folder")
+    before_writing(campaign_dir)
     content = {
         "format": FORMAT,
         "key": _key(files, plan.packages, folders),

@@ -17,6 +17,11 @@ def decode_name(text: str) -> str:
     return unquote(text)
 
 
+def receipt_name(name: str) -> str:
+    """File name of the receipt of a model or a data source that was fetched; distinct for distinct names."""
+    return f"{bounded(encode_name(name), 180)}.json"
+
+
 def bounded(text: str, limit: int) -> str:
     """`text` if it has at most `limit` characters, else its start and a hash of the whole."""
     if len(text) <= limit:

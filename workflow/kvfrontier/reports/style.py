@@ -36,7 +36,9 @@ def told_apart(shown: str, *axes: str) -> str:
     """SQL of a heading's line: `shown`, and below it the workload's whole label where several share these `axes`."""
     same = f"OVER (PARTITION BY {', '.join(axes)})"
     differs = f"min(workload_label) {same} <> max(workload_label) {same}"
-    return f"(coalesce({shown}, workload_label) || CASE WHEN {differs} THEN '{PANEL_BREAK}' || workload_label ELSE '' END)"
+    return (
+        f"(coalesce({shown}, workload_label) || CASE WHEN {differs} THEN '{PANEL_BREAK}' || workload_label ELSE '' END)"
+    )
 
 
 def context_sql(noun: str) -> str:

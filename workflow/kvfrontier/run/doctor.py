@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from kvfrontier.plan.catalog import load_devices
 from kvfrontier.plan.project import Project, kvfrontier_cache
+from kvfrontier.run.machine import available_bytes, meminfo, usable_cores
 from kvfrontier.units import format_bytes
 
 NEEDED = ("torch", "transformers", "ray", "snakemake", "duckdb", "pyarrow", "altair", "vl-convert-python")
@@ -28,12 +29,13 @@ class Finding(NamedTuple):
 
 def examine(project: Project) -> Iterator[Finding]:
     """All findings, cheap ones first."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     yield Finding("cores", "ok", f"{cores} usable, load average {os.getloadavg()[0]:.1f}")
     if os.getloadavg()[0] > cores / 2:
         yield Finding("load", "note", "the machine is busy: timed cells will be noisy")
-    memory_bytes, free_bytes = memory()
-    yield Finding("memory", "ok", f"{format_bytes(free_bytes)} of {format_bytes(memory_bytes)} available")
+    yield Finding(
+        "memory", "ok", f"{format_bytes(available_bytes())} of {format_bytes(meminfo()['MemTotal'])} available"
+    )
     yield from _packages()
     yield from _cuda()
     yield from _folder("results", project.results)
@@ -41,13 +43,6 @@ def examine(project: Project) -> Iterator[Finding]:
     names = ", ".join(f"{device.name} ({device.kind})" for device in load_devices(project).values())
     yield Finding("devices", "ok", f"declared in config/devices.yaml: {names}")
     yield Finding("network", "note", "not probed; `kvfrontier fetch` says when a download cannot be reached")
-
-
-def memory() -> tuple[int, int]:
-    """Total and available memory in bytes."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    fields = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
-    return fields["MemTotal"], fields["MemAvailable"]
 
 
 def _packages() -> Iterator[Finding]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from kvfrontier.errors import Unsupported
 
 PHASES = frozenset({"load", "prefill", "extend", "decode", "generate"})
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|out of memory|not enough memory", re.I)
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|out of memory|not enough memory|_STATUS_ALLOC_FAILED", re.I
+)
 _ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]i?B)\b", re.I)
 _UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -52,7 +54,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     # torch's own class is known by its name: nothing here may import torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
+    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def _asked_bytes(message: str) -> int | None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvfrontier.plan.build import instantiate
-from kvfrontier.plan.catalog import load_devices
 from kvfrontier.plan.planned import PlannedCell
 from kvfrontier.plan.project import Project
 from kvfrontier.run.outcome import outcome_row
+from kvfrontier.run.placement import place
 from kvfrontier.run.progress import Progress
-from kvfrontier.run.ray_dispatch import Placement, ray_pool
+from kvfrontier.run.ray_dispatch import ray_pool
 from kvfrontier.run.schedule import Schedule
 from kvfrontier.run.worker import Report, Task
 from kvfrontier.store.fold import fold
-from kvfrontier.store.ledger import RETRIED, Stored, stored_rows
+from kvfrontier.store.ledger import RETRIED, Stored, shard_lock, stored_rows
 from kvfrontier.store.lock import held
-from kvfrontier.store.rows import cell_file, write_row
+from kvfrontier.store.parts import Damaged
+from kvfrontier.store.rows import cell_file, read_cell_file, write_row
 from kvfrontier.units import format_seconds
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,7 @@ def measure(
 
     Rows that are stored already are not measured again, so this goes on where an interrupted run was stopped.
     """
-    lock = shard.campaign_dir / "ledgers" / f".{shard.name}.lock"
-    with held(lock, f"measuring {shard.name}", say):
+    with held(shard_lock(shard.campaign_dir, shard.name), f"measuring {shard.name}", say):
         stored, damaged = stored_rows(shard.campaign_dir)
         for line in damaged:
             logger.warning("%s", line)
@@ -98,13 +97,16 @@ def _run(
     alone = [task for task, engine, _, workload in plugins if workload.exclusive and engine.source == "measured"]
     lonely = {task.planned.fingerprint for task in alone}
     shared = [task for task in tasks if task.planned.fingerprint not in lonely]
-    placement = _placement(shard, plugins[0][1], len(shared), workers, address)
+    placement = place(shard.project, shard.cells[0].cell, plugins[0][1], workers, address)
+    placement = replace(placement, workers=max(1, min(placement.workers, len(shared))))  # never more than cells
 
-    def keep(task: Task, status: str, reason: str, reason_class: str, phase: str) -> None:
-        if _has_row(shard.campaign_dir, task):
-            return  # the worker stored it just before it was ended
+    def keep(task: Task, status: str, reason: str, reason_class: str, phase: str) -> str:
+        stored = _status_of_row(shard.campaign_dir, task)
+        if stored:
+            return stored  # by the worker, just before it was ended
         row = outcome_row(task.planned, task.attempt, status, reason=reason, reason_class=reason_class, phase=phase)
         write_row(shard.campaign_dir, row)
+        return status
 
     def done(task: Task, report: Report) -> None:
         level = logging.WARNING if report.status in RETRIED else logging.INFO
@@ -117,27 +119,10 @@ def _run(
         schedule.run(shared, alone, seed=int(shard.name.rpartition("-")[2], 16))
 
 
-def _has_row(campaign_dir: Path, task: Task) -> bool:
-    if not cell_file(campaign_dir, task.planned.fingerprint).exists():
-        return False
-    stored, _ = stored_rows(campaign_dir)
-    return stored[task.planned.fingerprint].attempt >= task.attempt
-
-
-def _placement(shard: Shard, engine: object, shared: int, workers: int | None, address: str) -> Placement:
-    """One worker a GPU, or as many as the cores hold with the engine's threads; never more than cells."""
-    cores = len(os.sched_getaffinity(0))
-    on_gpu = load_devices(shard.project)[shard.cells[0].cell.device].kind == "cuda" and engine.source == "measured"
-    threads = min(getattr(engine, "threads", None) or 1, cores)
-    places = _gpus() if on_gpu else cores // threads
-    return Placement(
-        workers=max(1, min(workers or places, shared)), threads=threads, gpus=1.0 if on_gpu else 0.0, address=address
-    )
-
-
-def _gpus() -> int:
-    """GPUs this job was given. Ray cannot see them without NVML, Slurm and CUDA say them in the environment."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+def _status_of_row(campaign_dir: Path, task: Task) -> str:
+    """Status of the loose row of this attempt; empty where there is none (that can be read)."""
+    try:
+        row = read_cell_file(cell_file(campaign_dir, task.planned.fingerprint), ["attempt", "status"]).to_pylist()[0]
+    except (FileNotFoundError, Damaged):
+        return ""
+    return row["status"] if row["attempt"] >= task.attempt else ""

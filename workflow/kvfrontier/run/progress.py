@@ -24,6 +24,7 @@ class Progress:
         self._counts = Counter(settled)
         self._settled = settled.total()
         self._start_s = self._shown_s = time.monotonic()
+        self._first_s: float | None = None  # the first cell ends: until then models are loaded, which does not repeat
 
     @property
     def counts(self) -> Counter[str]:
@@ -33,6 +34,7 @@ class Progress:
     def add(self, status: str) -> None:
         """One more cell has ended."""
         self._counts[status] += 1
+        self._first_s = self._first_s or time.monotonic()
         interval_s = TERMINAL_INTERVAL_S if self._is_terminal else FILE_INTERVAL_S
         if time.monotonic() - self._shown_s >= interval_s:
             self.show()
@@ -48,9 +50,9 @@ class Progress:
         """`model.torch.cpu: 12 of 40 cells, 1 error, 3 min 20 s left`."""
         done = self._counts.total()
         parts = [f"{self._name}: {done} of {self._total} cells", *_failures(self._counts)]
-        measured = done - self._settled
-        if measured and done < self._total:
-            left_s = (time.monotonic() - self._start_s) / measured * (self._total - done)
+        since_first = done - self._settled - 1
+        if since_first > 0 and done < self._total:
+            left_s = (time.monotonic() - self._first_s) / since_first * (self._total - done)
             parts.append(f"about {format_seconds(left_s)} left")
         return ", ".join(parts)
 

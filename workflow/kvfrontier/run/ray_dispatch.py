@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,25 +20,19 @@ from typing import Any
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.project import Project
+from kvfrontier.run.machine import OutOfMemoryKills
+from kvfrontier.run.placement import Placement
 from kvfrontier.run.schedule import Died
 from kvfrontier.run.watch import SIGNALS
 from kvfrontier.run.worker import EngineWorker, Report, Task
+from kvfrontier.store.lock import Busy, acquire
 
 logger = logging.getLogger(__name__)
 
 START_TRIES = 3
 OBJECT_STORE_BYTES = 80 * 2**20  # rows go to disk, not through Ray; its default is 30 % of the machine's memory
 EXIT_PATIENCE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where workers run and what each takes. `address`: a running Ray cluster, or empty for one of our own."""
-
-    workers: int = 1
-    threads: int = 1
-    gpus: float = 0.0
-    address: str = ""
+LOCK = "driver.lock"
 
 
 @dataclass
@@ -51,6 +46,7 @@ class RayPool:
     _actors: dict[int, Any] = field(default_factory=dict)
     _pids: dict[int, Any] = field(default_factory=dict)  # worker -> reference to its process id
     _calls: dict[Any, int] = field(default_factory=dict)
+    _kernel: OutOfMemoryKills = field(default_factory=OutOfMemoryKills)
 
     def start(self, worker: int) -> None:
         self.stop(worker)
@@ -81,12 +77,12 @@ class RayPool:
     def _result(self, call: Any) -> Report | Died:
         try:
             return self.ray.get(call)
-        except (self.ray.exceptions.OutOfMemoryError, self.ray.exceptions.RayActorError) as error:
+        except self.ray.exceptions.RayError as error:
             logger.info("%s", error)
-            text = (
-                " ".join(str(error).split()).rpartition("The actor is dead because ")[2].partition(". Some common")[0]
-            )
-            return Died(text, is_oom="OutOfMemory" in type(error).__name__ or "memory pressure" in text)
+            text = " ".join(str(error).split())
+            text = text.rpartition("The actor is dead because ")[2].partition(". Some common")[0]
+            is_oom = "OutOfMemory" in type(error).__name__ or "memory pressure" in text or self._kernel.has_killed()
+            return Died(text, is_oom)
 
     def _see_it_gone(self, pid_call: Any) -> None:
         """A worker stuck in native code may outlive `ray.kill`; on our own machine make sure, and free its memory."""
@@ -97,7 +93,7 @@ class RayPool:
         except (self.ray.exceptions.GetTimeoutError, self.ray.exceptions.RayError):
             return  # it never came up, or is gone
         deadline_s = time.monotonic() + EXIT_PATIENCE_S
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             while time.monotonic() < deadline_s:
                 os.kill(pid, 0)
                 if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -109,7 +105,7 @@ class RayPool:
 @contextlib.contextmanager
 def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iterator[RayPool]:
     """Start Ray (or join the cluster at `placement.address`), and leave no process and no file of it behind."""
-    folder = _temporary_folder()
+    folder, lock = _temporary_folder()
     _set_environment(placement)
     import ray
 
@@ -121,6 +117,7 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _set_environment(placement: Placement) -> None:
@@ -166,17 +163,20 @@ def _connect(ray: Any, placement: Placement, folder: Path) -> None:
                 raise Unavailable(f"Ray did not start in {START_TRIES} tries; its logs: {folder}. {error}") from error
 
 
-def _temporary_folder() -> Path:
-    """A folder with a short path (Ray's sockets live in it: 107 bytes), named after this process.
+def _temporary_folder() -> tuple[Path, int]:
+    """A folder with a short path (Ray's sockets live in it: 107 bytes), and the descriptor of the lock that holds it.
 
-    Folders of drivers that were killed are removed on the way.
+    Folders whose driver was killed are removed on the way. Not known by process ids: containers may share the folder.
     """
     base = Path("/tmp")
-    for old in base.glob(f"kvf-{os.getuid()}-*"):
-        pid = old.name.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    folder = base / f"kvf-{os.getuid()}-{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    return folder
+    try:
+        for old in base.glob(f"kvf-{os.getuid()}-*"):
+            with contextlib.suppress(Busy):
+                os.close(acquire(old / LOCK, "using this folder"))
+                shutil.rmtree(old, ignore_errors=True)
+        unnamed = Path(tempfile.mkdtemp(prefix=f".kvf-{os.getuid()}-", dir=base))
+        lock = acquire(unnamed / LOCK, "using this folder")
+        # Renamed once it is locked, so that no other driver can take it for a leftover in between.
+        return unnamed.rename(base / unnamed.name.lstrip(".")), lock
+    except OSError as error:
+        raise Unavailable(f"Ray needs a folder for its sockets under {base}: {error.strerror}") from error

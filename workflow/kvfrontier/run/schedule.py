@@ -59,17 +59,18 @@ class _InFlight:
 class Schedule:
     """The run of one shard.
 
-    keep: stores the row of a task that no worker could (task, status, reason, class, phase).
-    done: is told of every finished cell (task, report).
+    keep: stores the row of a task that no worker could (task, status, reason, class, phase); returns the row's status,
+    another one where the worker had just stored its own. done: is told of every finished cell (task, report).
     """
 
     pool: Pool
     workers: int
     timeout_s: float
-    keep: Callable[[Task, str, str, str, str], None]
+    keep: Callable[[Task, str, str, str, str], str]
     done: Callable[[Task, Report], None]
     _queue: deque[Task] = field(default_factory=deque)
     _running: dict[int, _InFlight] = field(default_factory=dict)
+    _worn: set[int] = field(default_factory=set)  # workers to replace before their next cell
     _deaths: set[str] = field(default_factory=set)
     _deaths_in_a_row: int = 0
     _load_failures: int = 0
@@ -98,6 +99,9 @@ class Schedule:
         while self._queue or self._running:
             while self._queue and idle:
                 worker = idle.pop()
+                if worker in self._worn:
+                    self.pool.start(worker)
+                    self._worn.discard(worker)
                 self._running[worker] = _InFlight(self._queue.popleft(), time.monotonic())
                 self.pool.submit(worker, self._running[worker].task, len(self._running))
             for worker, result in self.pool.wait(self._patience_s()):
@@ -121,22 +125,22 @@ class Schedule:
             self._has_loaded = True
         if self._load_failures >= LOAD_FAILURES and not self._has_loaded:
             self._give_up(report)
-        elif report.recycle and self._queue:
-            logger.info("worker %d is replaced: %s", worker, report.recycle)
-            self.pool.start(worker)
+        elif report.recycle:
+            logger.info("worker %d is replaced before its next cell: %s", worker, report.recycle)
+            self._worn.add(worker)
 
     def _give_up(self, report: Report) -> None:
         reason = f"the model could not be loaded ({LOAD_FAILURES} cells tried): {report.reason}"
         while self._queue:
-            self._write(self._queue.popleft(), report.status, reason, "NotLoaded", "load")
+            self._write(self._queue.popleft(), report.status, reason, report.reason_class, "load")
 
     def _died(self, worker: int, task: Task, death: Died) -> None:
         """Try the cell once more, in case it was the machine and not the cell."""
         logger.warning("worker %d died while running %s: %s", worker, task.planned.cell_id, death)
-        self._deaths_in_a_row += 1
+        self._worn.add(worker)
+        self._deaths_in_a_row += not death.is_oom  # cells too large for the machine may well come in a row
         if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             raise Unavailable(f"{self._deaths_in_a_row} workers died one after another; the last one said: {death}")
-        self.pool.start(worker)
         if task.planned.fingerprint not in self._deaths:
             self._deaths.add(task.planned.fingerprint)
             self._queue.appendleft(task)
@@ -149,10 +153,11 @@ class Schedule:
         late = [worker for worker, flight in self._running.items() if now - flight.started_s > self.timeout_s]
         for worker in late:
             task = self._running.pop(worker).task
-            self.pool.start(worker)
+            self.pool.stop(worker)
+            self._worn.add(worker)
             self._write(task, "timeout", f"took longer than {self.timeout_s:g} s", "Timeout", "run")
         return late
 
     def _write(self, task: Task, status: str, reason: str, reason_class: str, phase: str) -> None:
-        self.keep(task, status, reason, reason_class, phase)
+        status = self.keep(task, status, reason, reason_class, phase)
         self.done(task, Report(status, reason, phase))

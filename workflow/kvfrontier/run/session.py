@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
 
+import kvfrontier
 from kvfrontier import __version__
 from kvfrontier.plan.disk import PlanIndex, prepare, read_index
+from kvfrontier.plan.names import receipt_name
 from kvfrontier.plan.project import Project, declared_name
 from kvfrontier.store.files import write_atomically
 from kvfrontier.store.ledger import drop_untrue, ledger_file
-from kvfrontier.store.lock import acquire
+from kvfrontier.store.running import hold, is_running, keep_plan_of_run
 
 logger = logging.getLogger(__name__)
+
+PRESENTING = ("store", "analysis", "reports")
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,11 @@ class CampaignFiles:
         model = next(shard.model for shard in self.index.shards if shard.name == wildcards.shard)
         wanted = [("model", model)] if model in self.index.models else []
         wanted += [("data", name) for name in self.index.data]
-        return [str(self.campaign_dir / "inputs" / kind / f"{quote(name, safe='')}.json") for kind, name in wanted]
+        return [str(self.campaign_dir / "inputs" / kind / receipt_name(name)) for kind, name in wanted]
 
-    @staticmethod
-    def decoded(name: str) -> str:
-        """A model's name from the name of its receipt."""
-        return unquote(name)
+    def received(self, receipt: str) -> str:
+        """The model or data source whose receipt has this name."""
+        return next(name for name in (*self.index.models, *self.index.data) if receipt_name(name) == receipt)
 
 
 def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> CampaignFiles:
@@ -70,9 +73,11 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
     if not is_main:
         name = declared_name(project.campaign_file(name_or_path))
         return CampaignFiles(read_index(project.campaign_dir(name)))
-    index = prepare(project, name_or_path)
+    index = prepare(project, name_or_path, keep_plan_of_run)
+    if is_dry and is_running(index.campaign_dir):
+        return CampaignFiles(index)  # the run needs its ledgers, also those that the next one will drop
     # Held until this process ends, however it ends: after `kill -9` there is nothing to unlock.
-    lock = None if is_dry else acquire(index.campaign_dir / ".lock", f"campaign {index.campaign}")
+    lock = None if is_dry else hold(index.campaign_dir)
     for line in drop_untrue(index.campaign_dir, index.shards, index.max_attempts):
         logger.warning("to measure again: %s", line)
     files = CampaignFiles(index, lock)
@@ -81,17 +86,32 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
 
 
 def _note_published(files: CampaignFiles) -> None:
-    """Write `published` anew only when the set of shards has changed, or a ledger is missing.
+    """Write `published` anew only when the set of shards or the code that presents has changed, or a ledger is missing.
 
-    The second because Snakemake does not miss an input of what it holds up to date. It must see something newer that
+    The last because Snakemake does not miss an input of what it holds up to date. It must see something newer that
     also says something else (it compares checksums), hence the time.
     """
     path = Path(files.published)
-    content = {"kvfrontier": __version__, "shards": [shard.name for shard in files.index.shards]}
+    content = {
+        "kvfrontier": __version__,
+        "code": _presentation(),
+        "shards": [shard.name for shard in files.index.shards],
+    }
     is_complete = all(Path(ledger).exists() for ledger in files.ledgers)
     if not is_complete or _without_time(path) != content:
         noted = {**content, "at": datetime.now(UTC).isoformat()}
         write_atomically(path, json.dumps(noted, indent=1).encode())
+
+
+def _presentation() -> str:
+    """Hash of everything that turns rows into the database and the report. It makes no measurement stale."""
+    package = Path(kvfrontier.__file__).parent
+    files = [path for name in PRESENTING for path in sorted((package / name).rglob("*")) if path.is_file()]
+    digest = hashlib.sha256((package / "metrics.py").read_bytes())
+    for path in files:
+        if path.suffix != ".pyc":
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _without_time(path: Path) -> dict[str, Any] | None:

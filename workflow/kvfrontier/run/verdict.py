@@ -10,10 +10,10 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from kvfrontier.plan.cell import Cell
-from kvfrontier.store.ledger import RETRIED
+from kvfrontier.store.ledger import RETRIED, Stored
 from kvfrontier.store.rows import read_table
 
-COLUMNS = ("fingerprint", "attempt", "status", "reason", "cell")
+COLUMNS = ("fingerprint", "attempt", "status", "reason", "reason_class", "cell")
 
 
 class Failed(NamedTuple):
@@ -22,7 +22,7 @@ class Failed(NamedTuple):
     label: str
     status: str
     reason: str
-    attempt: int
+    stored: Stored
     log: Path
 
 
@@ -54,7 +54,8 @@ def verdict(campaign_dir: Path) -> Verdict:
         counts[row["status"] if row else "planned"] += 1
         if row and row["status"] in RETRIED:
             log = log_file(campaign_dir, cell["shard"])
-            failures.append(Failed(_label(row["cell"]), row["status"], row["reason"] or "", row["attempt"], log))
+            stored = Stored(row["attempt"], row["status"], row["reason_class"])
+            failures.append(Failed(_label(row["cell"]), row["status"], row["reason"] or "", stored, log))
     return Verdict(counts, failures, damaged)
 
 

@@ -36,7 +36,8 @@ class _Process(NamedTuple):
 def stoppable() -> Iterator[None]:
     """Raise Stopped in the block (once) on SIGINT, SIGTERM or SIGHUP, and when Snakemake is gone.
 
-    Snakemake starts us through a shell, so its death, by `kill -9` say, sends us nothing: watch it.
+    Snakemake starts us through a shell, so its death, by `kill -9` say, sends us nothing: watch it. A signal that was
+    ignored when we started (`nohup`, a script's background job) stays so.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -44,7 +45,8 @@ def stoppable() -> Iterator[None]:
             signal.signal(name, signal.SIG_IGN)  # a second one must not break the cleaning up
         raise Stopped(f"stopped by {signal.Signals(number).name}. What was measured is kept; run again to go on.")
 
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     snakemake = _snakemake_above()
     if snakemake is not None:
         threading.Thread(target=_watch, args=(snakemake,), daemon=True).start()

@@ -37,6 +37,7 @@ class Report(NamedTuple):
     status: str
     reason: str = ""
     phase: str = ""
+    reason_class: str = ""
     wall_s: float = 0.0
     recycle: str = ""
     fatal: str = ""
@@ -62,7 +63,8 @@ class EngineWorker:
         except KVFrontierError as error:
             return Report(row["status"], fatal=str(error))
         recycle = f"after {row['status']}" if row["status"] in RECYCLED else self._leak()
-        return Report(row["status"], row["reason"] or "", row["reason_phase"] or "", row["wall_s"], recycle)
+        why = (row[name] or "" for name in ("reason", "reason_phase", "reason_class"))
+        return Report(row["status"], *why, wall_s=row["wall_s"], recycle=recycle)
 
     def _leak(self) -> str:
         """Empty, or by how much memory has grown since the first cell although everything was let go of."""

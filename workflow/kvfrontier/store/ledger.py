@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvfrontier.store.files import write_atomically
@@ -20,16 +21,21 @@ from kvfrontier.store.rows import read_files
 RETRIED = frozenset({"error", "timeout"})
 """Statuses worth another try in a later run; the others would come out the same."""
 
+NOT_THE_CELLS = frozenset({"DeviceMismatch", "Unavailable"})
+"""Error classes that tell of the machine, and nothing of the cell: every run tries again, on another one perhaps."""
+
 
 class Stored(NamedTuple):
     """What the newest attempt at a cell came to."""
 
     attempt: int
     status: str
+    reason_class: str | None = None
 
     def is_final(self, max_attempts: int) -> bool:
         """False while a later run should try the cell again."""
-        return self.status not in RETRIED or self.attempt >= max_attempts
+        has_failed = self.status in RETRIED
+        return not has_failed or (self.attempt >= max_attempts and self.reason_class not in NOT_THE_CELLS)
 
 
 class Named(Protocol):
@@ -43,16 +49,23 @@ def ledger_file(campaign_dir: Path, shard: str) -> Path:
     return campaign_dir / "ledgers" / f"{shard}.json"
 
 
+def shard_lock(campaign_dir: Path, shard: str) -> Path:
+    """The lock of whoever measures or folds a shard."""
+    return campaign_dir / "ledgers" / f".{shard}.lock"
+
+
 def stored_rows(campaign_dir: Path) -> tuple[dict[str, Stored], list[str]]:
     """The newest readable attempt at every fingerprint, and a line for every damaged file."""
-    tables, damaged = read_files(campaign_dir, ["fingerprint", "attempt", "status"])
+    tables, damaged = read_files(campaign_dir, ["fingerprint", "attempt", "status", "reason_class", "started_at"])
     newest: dict[str, Stored] = {}
+    since: dict[str, tuple[int, int]] = {}  # of two rows of one attempt the later one counts, as in `rows.read_table`
     for table in tables:
-        columns = (table.column(name).to_pylist() for name in ("fingerprint", "attempt", "status"))
-        for fingerprint, attempt, status in zip(*columns, strict=True):
-            known = newest.get(fingerprint)
-            if known is None or attempt > known.attempt:
-                newest[fingerprint] = Stored(attempt, status)
+        columns = (table.column(name).to_pylist() for name in ("fingerprint", "attempt", "status", "reason_class"))
+        started_us = table.column("started_at").cast(pa.int64()).to_pylist()
+        for fingerprint, attempt, status, reason_class, started in zip(*columns, started_us, strict=True):
+            if fingerprint not in newest or (attempt, started) > since[fingerprint]:
+                newest[fingerprint] = Stored(attempt, status, reason_class)
+                since[fingerprint] = attempt, started
     return newest, damaged
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -10,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvfrontier.errors import KVFrontierError
+from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.store.files import explained
 
 POLL_S = 0.5
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 class Busy(KVFrontierError):
@@ -28,14 +30,38 @@ def acquire(path: Path, purpose: str) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 4096).decode(errors="replace").strip() or "another process"
+        busy = _busy(descriptor, purpose)
         os.close(descriptor)
-        raise Busy(f"{purpose} is already being done by {holder}.") from None
+        raise busy from None
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in _NO_LOCKS:
+            raise
+        advice = "set KVFRONTIER_RESULTS to a folder on another one, or mount it with locks (Lustre: -o flock)"
+        raise Unavailable(f"the file system of {path} has no file locks; {advice}") from error
     note = f"process {os.getpid()} on {socket.gethostname()} (since {time.strftime('%Y-%m-%d %H:%M:%S')})"
     with explained(path):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, note.encode(), 0)
     return descriptor
+
+
+def _busy(descriptor: int, purpose: str) -> Busy:
+    holder = os.read(descriptor, 4096).decode(errors="replace").strip() or "another process"
+    return Busy(f"{purpose} is already being done by {holder}.")
+
+
+def holder_of(path: Path, purpose: str) -> Busy | None:
+    """What `acquire` would raise now; writes nothing."""
+    try:
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _busy(file.fileno(), purpose)
+    except OSError:
+        pass  # nobody has ever held it, or the file system has no locks: `acquire` tells
+    return None
 
 
 @contextmanager

@@ -74,8 +74,9 @@ def read_files(campaign_dir: Path, columns: Sequence[str] | None = None) -> tupl
     """One table a readable file, and what is wrong with the others.
 
     Folding adds a part before it removes what went into it. So when a file has vanished under us, its rows are in a
-    part that the listing did not know yet: list again.
+    part that the listing did not know yet: list again. One that stays in the listing is a dangling link.
     """
+    vanished: set[Path] = set()
     while True:
         tables, damaged = [], []
         try:
@@ -86,7 +87,10 @@ def read_files(campaign_dir: Path, columns: Sequence[str] | None = None) -> tupl
                 except Damaged as damage:
                     damaged.append(str(damage))
                 except FileNotFoundError:
-                    raise
+                    if path not in vanished:
+                        vanished.add(path)
+                        raise
+                    damaged.append(f"{path}: is listed and cannot be found")
                 except OSError as error:
                     damaged.append(f"{path}: cannot be read ({error.strerror})")
             return tables, damaged
