@@ -182,6 +182,7 @@ def main() -> None:
         "--quick", action="store_true", help="short contexts, few rounds: does it run, roughly how fast"
     )
     parser.add_argument("--parts", default="abc", help="which parts to run (default: abc)")
+    parser.add_argument("--tokens", type=int, nargs="+", help="context lengths of part b (default: 2048 4096 8192)")
     parser.add_argument("--peak", nargs=2, metavar=("SETTING", "TOKENS"), help="internal: one prefill's peak memory")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -194,7 +195,7 @@ def main() -> None:
         for tokens in (512, 2048):
             bench_decode(model, tokens, steps=12 if quick else 40, rounds=3 if quick else 5)
     if "b" in arguments.parts:
-        for tokens in (1024, 2048) if quick else (2048, 4096, 8192):
+        for tokens in arguments.tokens or ((1024, 2048) if quick else (2048, 4096, 8192)):
             settings = [setting for setting in SETTINGS if setting != "h2o_eager" or tokens <= 4096]
             bench_prefill(model, tokens, settings, rounds=2 if quick else 3)
     if "c" in arguments.parts:
