@@ -33,7 +33,13 @@ def tiny_llama(
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def random_prompts(lengths: list[int], vocab: int = 97, seed: int = 0) -> list[list[int]]:
-    """Prompts of the given lengths, token ids in [3, vocab)."""
+def random_prompts(lengths: list[int], vocab: int = 97, seed: int = 0, distinct: bool = False) -> list[list[int]]:
+    """Prompts of the given lengths, token ids in [3, vocab).
+
+    distinct: no token comes twice (sum(lengths) <= vocab - 3), for scores that would tie on equal tokens.
+    """
     generator = torch.Generator().manual_seed(seed)
+    if distinct:
+        tokens = (3 + torch.randperm(vocab - 3, generator=generator)[: sum(lengths)]).split(lengths)
+        return [part.tolist() for part in tokens]
     return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in lengths]

@@ -2,7 +2,7 @@
 import logging
 
 from kvfrontier.errors import KVFrontierError
-from kvfrontier.run.session import open_campaign
+from kvfrontier.run.session import chosen_campaign, open_campaign
 
 # Said for every job, whatever `quiet` is; the log file leaves them out, too.
 CHATTER = (
@@ -17,7 +17,7 @@ logging.getLogger("snakemake.logging").addFilter(
 
 try:
     PLAN = open_campaign(
-        config.get("campaign"),
+        chosen_campaign(config),
         is_main=workflow.is_main_process,
         is_dry=workflow.dryrun,
     )

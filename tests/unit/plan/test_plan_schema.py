@@ -28,8 +28,9 @@ def test_a_schema_is_valid_itself(name):
     jsonschema.Draft7Validator.check_schema(SCHEMAS[name])
 
 
-@pytest.mark.parametrize("path", sorted((CONFIG / "campaigns").glob("*.yaml")), ids=lambda path: path.name)
-def test_the_shipped_campaigns_satisfy_it_and_name_it(path):
+@pytest.mark.parametrize("name", ["default", "smoke"])  # not a user's own ones
+def test_the_shipped_campaigns_satisfy_it_and_name_it(name):
+    path = CONFIG / "campaigns" / f"{name}.yaml"
     jsonschema.validate(read_document(path, path.name).data, SCHEMAS["campaign.schema.json"])
     assert "yaml-language-server: $schema=../../workflow/schemas/campaign.schema.json" in path.read_text()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_pip_resolves_no_dependencies_and_builds_nothing(pip):
     fetch_wheel(REQUIREMENT, SHA256)
     (command,) = pip.calls
     assert "--no-deps" in command and command[command.index("--only-binary") + 1] == ":all:"
+
+
+def test_a_slow_download_says_how_much_has_arrived(pip, monkeypatch, caplog):
+    def slowly(command, env, **_):
+        (Path(env["TMPDIR"]) / "half").write_bytes(b"x" * 2048)
+        time.sleep(0.2)
+        return pip.run(command)
+
+    monkeypatch.setattr(wheel.subprocess, "run", slowly)
+    monkeypatch.setattr(wheel, "PROGRESS_INTERVAL_S", 0.02)
+    with caplog.at_level("INFO"):
+        fetch_wheel(REQUIREMENT, SHA256)
+    assert "2.0 KiB so far" in caplog.text
 
 
 def test_a_file_put_there_by_hand_is_taken(pip, cache):

@@ -27,6 +27,12 @@ class TextTable:
     missing: str = ""
     note: str = ""
 
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """For each column: does every value in it begin with a digit?"""
+        columns = ([row[index] for row in self.rows if row[index]] for index in range(len(self.header)))
+        return tuple(bool(values) and all(value[0].isdigit() for value in values) for values in columns)
+
 
 def choice_table(group: Group) -> TextTable:
     """One line a configuration; columns without a single value are left out, as a campaign may lack a workload.

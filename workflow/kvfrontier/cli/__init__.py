@@ -41,9 +41,12 @@ def kvfrontier() -> None:
 
 
 def main() -> None:
-    """Entry point: user errors are printed without a traceback, exit code 2."""
+    """Entry point: errors of the user (exit code 2) and of the disk (1) are printed without a traceback."""
     try:
         kvfrontier(standalone_mode=True)
     except KVFrontierError as error:
         click.echo(f"kvfrontier: {error}", err=True)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that is a file: its words say enough
+        click.echo(f"kvfrontier: {error}", err=True)
+        sys.exit(1)

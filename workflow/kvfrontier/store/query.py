@@ -36,10 +36,12 @@ def open_database(campaign_dir: Path) -> duckdb.DuckDBPyConnection:
 
 
 def ask(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """The answer as a table (of no columns for a statement without one); raises QueryError."""
+    """The answer as a table ; raises QueryError."""
     try:
         relation = connection.sql(sql)
-        table = pa.table({}) if relation is None else relation.to_arrow_table()
+        if relation is None or not relation.columns:
+            raise QueryError(f"the SQL asks nothing.\nTables: {', '.join(table_names(connection))}")
+        table = relation.to_arrow_table()
     except duckdb.Error as error:
         raise QueryError(f"{error}\nTables: {', '.join(table_names(connection))}") from error
     return table.rename_columns(_distinct(table.column_names))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._dots import BY_SETTING, ROW_HEIGHT, SETTING
@@ -34,6 +35,8 @@ TIERS = {
 def kv_memory(table: pa.Table) -> alt.FacetChart:
     """Bytes of the cache of the whole batch, at the phase where they are most: exact sizes of its tensors. Bookkeeping
     is what a strategy stores beside keys and values: scores, positions."""
+    held = set(table.filter(pc.greater(table["mib"], 0))["tier"].to_pylist())
+    tiers = {tier: colour for tier, colour in TIERS.items() if tier in held}
     bars = (
         alt.Chart()
         .mark_bar()
@@ -42,7 +45,7 @@ def kv_memory(table: pa.Table) -> alt.FacetChart:
             y=alt.Y("configuration:N", title=None, sort=configurations(table)),
             color=alt.Color(
                 "tier:N",
-                scale=alt.Scale(domain=list(TIERS), range=list(TIERS.values())),
+                scale=alt.Scale(domain=list(tiers), range=list(tiers.values())),
                 legend=alt.Legend(title=None, orient="top", columns=2),
             ),
             opacity=alt.condition("datum.source == 'model'", alt.value(0.45), alt.value(1)),
