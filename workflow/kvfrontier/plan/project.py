@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import kvfrontier
-from kvfrontier.errors import ConfigError, Problem, did_you_mean
+from kvfrontier.errors import ConfigError, Problem, Unavailable, did_you_mean
 from kvfrontier.plan.document import Document, join_key, read_document
 from kvfrontier.plan.problems import document_problems
 from kvfrontier.plan.shape import ConfigShape
@@ -22,7 +22,10 @@ def kvfrontier_cache() -> Path:
     """Folder for what is fetched or computed once a user: $KVFRONTIER_CACHE, or kvfrontier under the XDG cache."""
     if os.environ.get("KVFRONTIER_CACHE"):
         return Path(os.environ["KVFRONTIER_CACHE"]).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "kvfrontier"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "kvfrontier"
+    except RuntimeError as error:
+        raise Unavailable("no home folder is known; set KVFRONTIER_CACHE to a folder for what is fetched") from error
 
 
 @dataclass(frozen=True)

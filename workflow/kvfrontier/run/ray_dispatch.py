@@ -170,7 +170,8 @@ def _connect(ray: Any, placement: Placement, folder: Path) -> None:
         # Ray gives its node process a fixed 30 s, too little on a machine that is busy.
         logger.warning("Ray did not start (try %d of %d): %s", attempt, START_TRIES, start.error)
         ray.shutdown()
-    raise Unavailable(f"Ray did not start in {START_TRIES} tries. Its last words: {start.error}") from start.error
+    reason = str(start.error).strip().partition("\n")[0]
+    raise Unavailable(f"Ray did not start in {START_TRIES} tries: {reason}") from start.error
 
 
 class _Start:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from kvfrontier.errors import Unsupported
 from kvfrontier.metrics import Measurement
 from kvfrontier.parameters import settings
 
@@ -46,3 +47,11 @@ class Workload(ABC):
     @abstractmethod
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         """Do the work, yield every raw value. `seed` decides every random choice."""
+
+
+def require_positions(spec: ModelSpec, **tokens: int) -> None:
+    """Raise Unsupported where these token counts together exceed the model's positions (unknown: never)."""
+    total = sum(tokens.values())
+    if spec.max_positions is not None and total > spec.max_positions:
+        said = " + ".join(f"{name} {count}" for name, count in tokens.items())
+        raise Unsupported(f"{said} = {total} tokens; {spec.name} has {spec.max_positions} positions")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from kvfrontier.errors import Unsupported
 from kvfrontier.metrics import CONTEXT_TOKENS, KL_DIVERGENCE, NLL, TOP1_AGREEMENT, Measurement
 from kvfrontier.parameters import PositiveInt
 from kvfrontier.sources.text import TextKind, exact_prompts, needed_data
 from kvfrontier.strategies import STRATEGIES
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, kept_counts, require_acted
-from kvfrontier.workloads.base import Workload
+from kvfrontier.workloads.base import Workload, require_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,12 +64,7 @@ class Fidelity(Workload):
 
     def check(self, spec: ModelSpec) -> None:
         """Raises Unsupported where context and continuation do not fit the model's positions."""
-        total = self.context_tokens + self.continuation_tokens
-        if spec.max_positions is not None and total > spec.max_positions:
-            raise Unsupported(
-                f"context_tokens {self.context_tokens} + continuation_tokens {self.continuation_tokens} = {total} "
-                f"tokens; {spec.name} has {spec.max_positions} positions"
-            )
+        require_positions(spec, context_tokens=self.context_tokens, continuation_tokens=self.continuation_tokens)
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         length = self.context_tokens + self.continuation_tokens + 1  # the last token is only predicted

@@ -27,7 +27,7 @@ from kvfrontier.workloads._account import KVAccount, kept_counts, require_acted
 from kvfrontier.workloads._chat import Chat, TurnCounter, encode, question_alone
 from kvfrontier.workloads._choice import contains_value, greedy_answers, score_alternatives
 from kvfrontier.workloads._conversation import Conversation, Filler, converse
-from kvfrontier.workloads.base import Workload
+from kvfrontier.workloads.base import Workload, require_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,12 +104,9 @@ class Retention(Workload):
 
     def check(self, spec: ModelSpec) -> None:
         """Raises Unsupported where chat, question and answer do not fit the model's positions."""
-        total = self.context_tokens + QUESTION_TOKENS + self.answer_tokens
-        if spec.max_positions is not None and total > spec.max_positions:
-            raise Unsupported(
-                f"context_tokens {self.context_tokens} + {total - self.context_tokens} for question and answer "
-                f"= {total} tokens; {spec.name} has {spec.max_positions} positions"
-            )
+        require_positions(
+            spec, context_tokens=self.context_tokens, question=QUESTION_TOKENS, answer_tokens=self.answer_tokens
+        )
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         account = KVAccount(session)

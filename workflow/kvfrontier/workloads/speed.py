@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from kvfrontier.errors import KVFrontierError, Unsupported
+from kvfrontier.errors import KVFrontierError
 from kvfrontier.metrics import (
     ACHIEVED_BUDGET,
     CONTEXT_TOKENS,
@@ -28,7 +28,7 @@ from kvfrontier.parameters import Count, PositiveInt
 from kvfrontier.sources.text import TextKind, exact_prompts, needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import require_kept
-from kvfrontier.workloads.base import Workload
+from kvfrontier.workloads.base import Workload, require_positions
 
 if TYPE_CHECKING:
     from kvfrontier.engines.base import Generation, Session
@@ -75,12 +75,7 @@ class Speed(Workload):
 
     def check(self, spec: ModelSpec) -> None:
         """Raises Unsupported where prompt and output do not fit the model's positions."""
-        total = self.context_tokens + self.output_tokens
-        if spec.max_positions is not None and total > spec.max_positions:
-            raise Unsupported(
-                f"context_tokens {self.context_tokens} + output_tokens {self.output_tokens} = {total} tokens; "
-                f"{spec.name} has {spec.max_positions} positions"
-            )
+        require_positions(spec, context_tokens=self.context_tokens, output_tokens=self.output_tokens)
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         prompts, others = self._prompts(session, seed)
