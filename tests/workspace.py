@@ -53,6 +53,7 @@ class Workspace:
             **os.environ,
             "KVFRONTIER_ROOT": str(self.root),
             "KVFRONTIER_NAPS": str(self.naps),
+            "KVFRONTIER_WORKERS": "2",
             "PYTHONPATH": str(self.root),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
@@ -83,6 +84,14 @@ class Workspace:
         command = self.command(*arguments)[4:]  # without `timeout`: the test kills it
         return subprocess.Popen(command, env=self.environment, cwd=self.root, stdout=output, stderr=output, text=True,
                                 stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+
+    def hold_after(self, starts: int) -> None:
+        """From so many naps on, those that start wait for `let_go`: the run stands still there, however fast it is."""
+        self.naps.with_suffix(".limit").write_text(str(starts))
+
+    def let_go(self) -> None:
+        """End what `hold_after` began."""
+        self.naps.with_suffix(".limit").unlink(missing_ok=True)
 
     def index(self) -> PlanIndex:
         return read_index(self.results)

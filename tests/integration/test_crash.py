@@ -10,25 +10,33 @@ from workspace import Workspace, wait_until
 pytestmark = [pytest.mark.workflow, pytest.mark.ray, pytest.mark.timeout(300)]
 TARGET = "results/trial/trial.duckdb"
 CELLS = 10
+WORKERS = 2
 
 
 @pytest.fixture
 def running(tmp_path):
-    """A campaign in the middle of its cells."""
+    """A campaign that stands still in the middle of its cells: some are stored, two (a worker each) have begun."""
     space = Workspace(tmp_path)
-    space.campaign({"workload": [{"name": "nap", "seconds": 0.7}], "seed": list(range(CELLS))})
+    space.campaign({"workload": [{"name": "nap"}], "seed": list(range(CELLS))})
+    space.hold_after(3)
     process = space.start(TARGET)
-    wait_until(lambda: space.naps_taken().total() >= 4, 90, "four cells started")
+
+    def stands_still() -> bool:
+        started = space.naps_taken().total()
+        return started >= 4 and started - space.statuses().total() == WORKERS
+
+    wait_until(stands_still, 150, "some cells are stored and the others wait")
     yield space, process
     for pid in space.processes(""):
         os.kill(pid, signal.SIGKILL)
     process.wait(30)
 
 
-def finishes(space, cells_in_flight=2):
+def finishes(space):
+    space.let_go()
     assert space.measure_all().returncode == 0
     assert space.statuses() == {("ok", 1): CELLS}
-    assert space.naps_taken().total() <= CELLS + cells_in_flight
+    assert space.naps_taken().total() <= CELLS + WORKERS
 
 
 @pytest.mark.parametrize("victim", ["snakemake -s", "kvfrontier measure"])
@@ -44,7 +52,8 @@ def test_after_the_death_of_snakemake_or_the_driver_no_process_stays_and_the_nex
 def test_a_killed_worker_is_replaced_within_the_run(running):
     space, process = running
     os.kill(space.processes("ray::EngineWorker")[0], signal.SIGKILL)
-    assert process.wait(90) == 0
+    space.let_go()
+    assert process.wait(150) == 0
     assert space.statuses() == {("ok", 1): CELLS}
     assert space.naps_taken().total() == CELLS + 1
 
@@ -68,6 +77,7 @@ def test_a_second_run_of_the_same_campaign_is_told_who_holds_it(running):
     direct = subprocess.Popen(["kvfrontier", "measure", "trial", shard], env=space.environment, cwd=space.root,
                               stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert "Waiting for it" in direct.stderr.readline()
-    assert process.wait(90) == 0
+    space.let_go()
+    assert process.wait(150) == 0
     assert direct.wait(60) == 0
     assert space.naps_taken().total() == CELLS, "two drivers measured the same cells"

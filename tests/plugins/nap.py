@@ -1,7 +1,11 @@
-"""A workload for tests of the running: sleeps, then ends as it is told, and notes each start in $KVFRONTIER_NAPS."""
+"""A workload for tests of the running: sleeps, then ends as it is told, and notes each start in $KVFRONTIER_NAPS.
+
+Where a file of that name and `.limit` exists, only so many starts as it says go on; the others wait until it is gone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -34,9 +38,16 @@ class Nap(Workload):
         has_run = notes.exists() and note in notes.read_text().splitlines()
         with notes.open("a") as file:
             file.write(f"{note}\n")
+        _wait_for_leave(notes.with_suffix(".limit"), len(notes.read_text().splitlines()))
         time.sleep(self.seconds)
         yield Measurement(TTFT_S, 1.0 + seed)
         yield from ENDINGS[self.ending](has_run)
+
+
+def _wait_for_leave(limit: Path, number: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        while number > int(limit.read_text()):
+            time.sleep(0.05)
 
 
 def _raise(error: Exception) -> Iterator[Measurement]:

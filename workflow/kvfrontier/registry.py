@@ -48,7 +48,12 @@ class Registry(Generic[T]):
     def get(self, name: str) -> type[T]:
         """The class registered under `name`; imports its module on first use."""
         if name not in self._classes:
-            import_module(self.module(name))
+            module = self.module(name)
+            try:
+                import_module(module)
+            except SyntaxError as error:
+                where = f"{error.filename}:{error.lineno}"
+                raise KVFrontierError(f"{self.kind} {name} cannot be read: {where}: {error.msg}") from error
         if name not in self._classes:
             raise KVFrontierError(f"{self.package}/{name}.py must register {a(self.kind)} called '{name}'")
         return self._classes[name]

@@ -38,6 +38,13 @@ def test_without_a_full_cache_nothing_is_said_about_keeping_facts():
     assert "KV memory, facts must be kept" not in chosen(ROW)
 
 
+def test_no_advice_rests_on_retention_that_shows_nothing():
+    weak = Group("m", "torch", "cpu", "measured", {}, [FULL, ROW], {"verdict": "uninformative", "reason": "why"})
+    found = {hint.constraint: hint.because for hint in hints(weak)}
+    assert "KV memory, facts must be kept" not in found
+    assert "retention" not in found["throughput"] and "divergence 0.2 nat" in found["throughput"]
+
+
 def test_throughput_names_the_ratio_and_warns_when_intervals_overlap():
     (hint,) = [hint for hint in hints(group(FULL, ROW)) if hint.constraint == "throughput"]
     assert hint.choice == "h2o(budget=0.3)"

@@ -5,7 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kvfrontier.run.session import open_campaign
+from kvfrontier.errors import ConfigError
+from kvfrontier.run.session import chosen_campaign, open_campaign
 from kvfrontier.store.ledger import ledger_file
 from kvfrontier.store.lock import Busy
 from workspace import Workspace
@@ -50,6 +51,13 @@ def test_a_campaign_that_was_edited_is_not_planned_under_a_run(running, is_dry):
     with pytest.raises(Busy, match="planned when it has ended"):
         open_campaign("trial", is_main=True, is_dry=is_dry)
     assert space.index().shards == files.index.shards
+
+
+def test_a_misspelt_config_key_does_not_run_the_default_campaign():
+    assert chosen_campaign({"campaign": "mine"}) == "mine"
+    assert chosen_campaign({}) is None
+    with pytest.raises(ConfigError, match=r"campagn: got 'mine'; expected campaign=NAME.* Did you mean 'campaign'"):
+        chosen_campaign({"campagn": "mine"})
 
 
 def test_a_second_run_is_told_who_holds_the_campaign(running):

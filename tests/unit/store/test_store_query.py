@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from kvfrontier.cli import main
 from kvfrontier.cli.frontier import command as frontier
 from kvfrontier.cli.query import command as query
 from kvfrontier.errors import Unavailable
@@ -82,6 +83,21 @@ def test_formats_carry_the_same_rows(project, tmp_path):
 
 def test_two_columns_of_one_name_both_show(project):
     assert CliRunner().invoke(query, ["SELECT 1 AS a, 2 AS a"]).output.split()[:2] == ["a", "a_2"]
+
+
+@pytest.mark.parametrize("sql", ["", ";", "-- only a remark"])
+def test_sql_that_asks_nothing_is_told_so(project, sql):
+    result = CliRunner().invoke(query, ["--", sql])
+    assert isinstance(result.exception, QueryError)
+    assert "asks nothing" in str(result.exception)
+
+
+def test_an_answer_that_cannot_be_written_is_one_line(project, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["kvfrontier", "query", "SELECT 1", "--out", "/dev/null/answer.csv"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("kvfrontier: [Errno")
 
 
 def test_parquet_to_a_terminal_is_refused(project):

@@ -24,9 +24,9 @@ def hints(group: Group) -> list[Hint]:
 
 
 def keeps_retention(group: Group) -> list[Row]:
-    """Rows whose retention is not below the full cache's 95 % interval; all rows where there is none to compare."""
+    """Rows whose retention is not below the full cache's 95 % interval; none where that says nothing."""
     full = group.full
-    if full is None or full["retention_low"] is None:
+    if full is None or full["retention_low"] is None or group.is_uninformative:
         return []
     return [row for row in group.rows if row["retention"] is not None and row["retention"] >= full["retention_low"]]
 
@@ -62,7 +62,7 @@ def _fastest(group: Group) -> Hint | None:
         because += f", {best['tokens_per_s'] / full['tokens_per_s']:.2f} times the full cache's"
         if _overlap(best, full, "tokens_per_s"):
             because += "; the intervals overlap"
-    return Hint("throughput", best["strategy_label"], because + _quality(best))
+    return Hint("throughput", best["strategy_label"], because + _quality(group, best))
 
 
 def _first_token(group: Group) -> Hint | None:
@@ -71,7 +71,7 @@ def _first_token(group: Group) -> Hint | None:
         return None
     best = min(candidates, key=lambda row: row["ttft_s"])
     because = f"first token after {format_seconds(best['ttft_s'])}"
-    return Hint("time to first token", best["strategy_label"], because + _quality(best))
+    return Hint("time to first token", best["strategy_label"], because + _quality(group, best))
 
 
 def _overlap(a: Row, b: Row, name: str) -> bool:
@@ -79,8 +79,11 @@ def _overlap(a: Row, b: Row, name: str) -> bool:
     return None not in (a[low], b[low]) and a[low] <= b[high] and b[low] <= a[high]
 
 
-def _quality(row: Row) -> str:
-    return "" if row["retention"] is None else f"; retention {row['retention']:.0%}"
+def _quality(group: Group, row: Row) -> str:
+    """What it costs: retention, or divergence where retention is missing or shows nothing."""
+    if row["retention"] is not None and not group.is_uninformative:
+        return f"; retention {row['retention']:.0%}"
+    return "" if row["kl"] is None else f"; divergence {row['kl']:.3g} nat"
 
 
 def _kv(row: Row) -> str:

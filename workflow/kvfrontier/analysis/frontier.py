@@ -36,6 +36,11 @@ class Group:
         """The full cache's row: what every other one is measured against."""
         return next((row for row in self.rows if row["strategy"] == "full"), None)
 
+    @property
+    def is_uninformative(self) -> bool:
+        """Do the guard rails say that retention shows nothing here? Then no advice may rest on it."""
+        return self.verdict is not None and self.verdict["verdict"] == "uninformative"
+
 
 def compare(connection: duckdb.DuckDBPyConnection) -> list[Group]:
     """All groups of a published campaign, in order of their names."""

@@ -22,8 +22,12 @@ def command(ctx: click.Context) -> None:
     list what the cache holds, and how large it is.
     """
     import logging
+    import sys
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # Ours alone: with a handler at the root, the hub's own messages would appear twice.
+    logger = logging.getLogger("kvfrontier")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(logging.StreamHandler(sys.stderr))
     if ctx.invoked_subcommand is None:
         _list_cache()
 

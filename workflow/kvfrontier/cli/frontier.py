@@ -46,7 +46,7 @@ def render(group: Group) -> str:
         lines.append(f"  {table.note}")
     if any(cell.endswith(MARK) for row in table.rows for cell in row):
         lines.append("  * on the frontier: no other line is as good both in retention (else KL) and in this column")
-    if group.verdict and group.verdict["verdict"] == "uninformative":
+    if group.is_uninformative:
         lines.append(f"  ! retention is not informative here: {group.verdict['reason']}")
     found = hints(group)
     if found:

@@ -84,6 +84,9 @@ def _snapshot(model: Model, local_files_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    if not local_files_only:
+        logger.info("fetching %s from the hub, unless it is cached", model.location)
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # two lines a try say less than the error below
     files = [*HUB_FILES, "*.py"] if model.trust_remote_code else HUB_FILES
     try:
         return Path(
@@ -93,7 +96,10 @@ def _snapshot(model: Model, local_files_only: bool) -> Path:
         )
     except LocalEntryNotFoundError as error:
         reason = (
-            _fetch_hint(model) if local_files_only else "the hub cannot be reached (no network, or HF_HUB_OFFLINE=1)"
+            _fetch_hint(model)
+            if local_files_only
+            else "the hub cannot be reached (no network, or HF_HUB_OFFLINE=1). "
+            "A local copy works as `folder:` in config/models.yaml"
         )
         raise Unavailable(
             f"model '{model.name}' ({model.location} at {model.revision}) is not here: {reason}"

@@ -70,11 +70,10 @@ def script_json(value: Any) -> Markup:
 
 
 def _shown(group: Group) -> dict[str, Any]:
-    is_weak = group.verdict is not None and group.verdict["verdict"] == "uninformative"
     return {
         "title": title(group),
         "settings": settings(group),
-        "warning": group.verdict["reason"] if is_weak else "",
+        "warning": group.verdict["reason"] if group.is_uninformative else "",
         "table": choice_table(group),
         "hints": hints(group),
     }

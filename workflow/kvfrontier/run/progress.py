@@ -53,7 +53,7 @@ class Progress:
         since_first = done - self._settled - 1
         if since_first > 0 and done < self._total:
             left_s = (time.monotonic() - self._first_s) / since_first * (self._total - done)
-            parts.append(f"about {format_seconds(left_s)} left")
+            parts.append(f"about {format_seconds(max(1, round(left_s)))} left")
         return ", ".join(parts)
 
     def close(self) -> None:
