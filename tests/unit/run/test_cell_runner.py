@@ -12,6 +12,7 @@ from kvfrontier.plan.cell import Cell, Component
 from kvfrontier.plan.planned import PlannedCell
 from kvfrontier.run import cell_runner
 from kvfrontier.run.cell_runner import Sessions, run_cell
+from kvfrontier.run.failure import describe
 from kvfrontier.store.rows import read_table, write_row
 
 CELL = Cell("toy", Component("simulator"), "fake", Component("full"), Component("speed"), 3)
@@ -81,9 +82,15 @@ def test_failures_are_sorted_and_keep_what_was_measured_before(outcome, error, s
     assert len(row["measurements"]) == 1
 
 
+def test_an_error_without_words_of_its_own_is_named_by_its_class():
+    assert describe(KeyError("added_tokens"), "load").reason == "KeyError: 'added_tokens'"
+    assert describe(RuntimeError(), "load").reason == "RuntimeError"
+    assert describe(Unsupported("not on a CPU"), "load").reason == "not on a CPU"
+
+
 def test_a_model_that_cannot_be_loaded_fails_in_the_phase_load(outcome):
     row = outcome(load_error=OSError("no such folder"))
-    assert (row["status"], row["reason_phase"], row["reason"]) == ("error", "load", "no such folder")
+    assert (row["status"], row["reason_phase"], row["reason"]) == ("error", "load", "OSError: no such folder")
 
 
 def test_values_that_are_not_finite_are_left_out_and_counted(outcome):

@@ -89,6 +89,13 @@ def provenance(connection: duckdb.DuckDBPyConnection) -> TextTable:
     if started:
         rows += [["measured between", f"{started:%Y-%m-%d %H:%M} and {ended:%Y-%m-%d %H:%M} UTC"]]
         rows += [["time in cells", format_seconds(busy_s or 0)]]
+    loads = connection.sql("""
+        SELECT min(load), max(load) FROM (SELECT TRY_CAST(provenance['load_average'] AS DOUBLE) AS load FROM cells)
+    """).fetchall()[0]
+    if loads[0] is not None:
+        rows += [
+            ["load average", f"{loads[0]:g} to {loads[1]:g} as cells started (far above the cores: timings are off)"]
+        ]
     return TextTable(("fact", "value"), rows, "Nothing is measured yet.")
 
 

@@ -6,7 +6,7 @@ import re
 import traceback
 from dataclasses import dataclass
 
-from kvfrontier.errors import Unsupported
+from kvfrontier.errors import KVFrontierError, Unsupported
 
 PHASES = frozenset({"load", "prefill", "extend", "decode", "generate"})
 _OUT_OF_MEMORY = re.compile(
@@ -42,12 +42,19 @@ def describe(error: Exception, phase: str) -> Failure:
     status = "oom" if is_oom else "unsupported" if isinstance(error, Unsupported) else "error"
     return Failure(
         status=status,
-        reason=str(error) or type(error).__name__,
+        reason=_in_words(error),
         reason_class=type(error).__name__,
         phase=_innermost_phase(error) or phase,
         detail="".join(traceback.format_exception(error)),
         asked_bytes=_asked_bytes(str(error)) if is_oom else None,
     )
+
+
+def _in_words(error: Exception) -> str:
+    """The message; of errors that are not ours with their class, as `'added_tokens'` alone says nothing."""
+    if isinstance(error, KVFrontierError | Overspent | ImpossibleValue):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -112,6 +112,8 @@ def _run(
         level = logging.WARNING if report.status in RETRIED else logging.INFO
         took, why = format_seconds(report.wall_s), f": {report.reason}" if report.reason else ""
         logger.log(level, "%s %s (%s)%s", task.planned.cell_id, report.status, took, why)
+        if report.status in RETRIED and report.detail:
+            logger.warning("%s", report.detail.rstrip())
         progress.add(report.status)
 
     with ray_pool(placement, shard.project, shard.campaign_dir) as pool:

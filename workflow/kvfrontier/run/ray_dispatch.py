@@ -11,6 +11,8 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from typing import Any
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.project import Project
+from kvfrontier.run import guard as guarding
 from kvfrontier.run.machine import OutOfMemoryKills
 from kvfrontier.run.placement import Placement
 from kvfrontier.run.schedule import Died
@@ -69,14 +72,16 @@ class RayPool:
         self._calls[self._actors[worker].run.remote(task, concurrent_cells)] = worker
 
     def wait(self, timeout_s: float) -> list[tuple[int, Report | Died]]:
-        ready, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=timeout_s)
+        with _own_signals():
+            ready, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=timeout_s)
         if not ready and not any(node["Alive"] for node in self.ray.nodes()):
             raise Unavailable("Ray's node process died. What was measured is kept; run again to go on.")
         return [(self._calls.pop(call), self._result(call)) for call in ready]
 
     def _result(self, call: Any) -> Report | Died:
         try:
-            return self.ray.get(call)
+            with _own_signals():
+                return self.ray.get(call)
         except self.ray.exceptions.RayError as error:
             logger.info("%s", error)
             text = " ".join(str(error).split())
@@ -103,10 +108,20 @@ class RayPool:
 
 
 @contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """What a signal handler raises inside Ray's native code comes out of it as a SystemError: raise what it was."""
+    try:
+        yield
+    except SystemError as error:
+        raise error.__cause__ or error from None
+
+
+@contextlib.contextmanager
 def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iterator[RayPool]:
     """Start Ray (or join the cluster at `placement.address`), and leave no process and no file of it behind."""
     folder, lock = _temporary_folder()
     _set_environment(placement)
+    guard = None if placement.address else _start_guard(folder)
     import ray
 
     try:
@@ -116,10 +131,16 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
         yield RayPool(ray, placement, project, campaign_dir)
     finally:
         ray.shutdown()
-        if not placement.address:
-            _end_leftovers()
+        if guard is not None:
+            guard.communicate()
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
+    """See `guard`. Ends when its standard input, which only we hold, is closed."""
+    command = [sys.executable, "-m", guarding.__name__, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def _set_environment(placement: Placement) -> None:
@@ -134,15 +155,6 @@ def _set_environment(placement: Placement) -> None:
         os.environ.pop("RAY_ADDRESS", None)  # an inherited one would make us join a foreign cluster
         # A token of our own: other users of the machine cannot reach this Ray, and no file in the home folder matters.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-
-
-def _end_leftovers() -> None:
-    """When its node process dies, Ray leaves agents and starting workers behind for a minute. Our token marks them."""
-    mark = f"RAY_AUTH_TOKEN={os.environ['RAY_AUTH_TOKEN']}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _connect(ray: Any, placement: Placement, folder: Path) -> None:

@@ -32,6 +32,7 @@ class Report(NamedTuple):
     """What the driver learns of a finished cell; the row itself is on disk by then.
 
     recycle: why this worker should be replaced, or empty. fatal: why the whole shard must stop, or empty.
+    detail: the traceback, or empty.
     """
 
     status: str
@@ -41,6 +42,7 @@ class Report(NamedTuple):
     wall_s: float = 0.0
     recycle: str = ""
     fatal: str = ""
+    detail: str = ""
 
 
 class EngineWorker:
@@ -64,7 +66,8 @@ class EngineWorker:
             return Report(row["status"], fatal=str(error))
         recycle = f"after {row['status']}" if row["status"] in RECYCLED else self._leak()
         why = (row[name] or "" for name in ("reason", "reason_phase", "reason_class"))
-        return Report(row["status"], *why, wall_s=row["wall_s"], recycle=recycle)
+        detail = row["reason_detail"] or ""
+        return Report(row["status"], *why, wall_s=row["wall_s"], recycle=recycle, detail=detail)
 
     def _leak(self) -> str:
         """Empty, or by how much memory has grown since the first cell although everything was let go of."""

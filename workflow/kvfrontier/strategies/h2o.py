@@ -63,7 +63,7 @@ class H2O(Eviction):
     @model_validator(mode="after")
     def _check(self) -> H2O:
         if (self.budget is None) == (self.heavy_ratio is None):
-            raise ValueError("h2o takes either budget (total share) or heavy_ratio (r n heavy, r n recent), not both")
+            raise ValueError("h2o takes exactly one of budget (total share) and heavy_ratio (r n heavy, r n recent)")
         if self.heavy_ratio is not None and (self.recent_share != 0.5 or self.sinks):
             raise ValueError("heavy_ratio means as many recent as heavy tokens: leave recent_share and sinks alone")
         return self

@@ -30,10 +30,10 @@ BY_SETTING = "source, model, engine_label, device, batch_size, context_tokens, o
 
 
 def metric_sql(metric: str) -> str:
-    """The pooled speed cells' `metric`, panels in order of batch and context."""
+    """The pooled speed cells' `metric`, panels in order of batch and context. Bars end at 0: no time is negative."""
     return f"""
         SELECT {SETTING}, n, mean, ci_low, ci_high,
-          coalesce(ci_low, mean) AS bar_low, coalesce(ci_high, mean) AS bar_high
+          greatest(0, coalesce(ci_low, mean)) AS bar_low, coalesce(ci_high, mean) AS bar_high
         FROM configurations WHERE metric = '{metric}' AND phase IS NULL ORDER BY {BY_SETTING}"""
 
 

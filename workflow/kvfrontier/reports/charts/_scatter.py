@@ -29,7 +29,8 @@ def quality_sql(quality_metrics: str, cost_metric: str, panel: str, divisor: int
           coalesce(format('{{:g}}', budget), strategy_label) AS label, source, on_frontier, quality_n AS n,
           quality, quality_low, quality_high, cost / {divisor} AS cost, cost_low / {divisor} AS cost_low,
           coalesce(quality_low, quality) AS bar_low, coalesce(quality_high, quality) AS bar_high,
-          coalesce(cost_low, cost) / {divisor} AS bar_left, coalesce(cost_high, cost) / {divisor} AS bar_right
+          greatest(0, coalesce(cost_low, cost)) / {divisor} AS bar_left,
+          coalesce(cost_high, cost) / {divisor} AS bar_right
         FROM frontier WHERE quality_metric IN ({quality_metrics}) AND cost_metric = '{cost_metric}'
         ORDER BY source, panel, cost"""
 
