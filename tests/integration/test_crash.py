@@ -39,8 +39,8 @@ def finishes(space):
     assert space.naps_taken().total() <= CELLS + WORKERS
 
 
-@pytest.mark.parametrize("victim", ["snakemake -s", "kvfrontier measure"])
-def test_after_the_death_of_snakemake_or_the_driver_no_process_stays_and_the_next_run_finishes(running, victim):
+@pytest.mark.parametrize("victim", ["snakemake -s", "kvfrontier measure", "raylet/raylet"])
+def test_after_the_death_of_any_process_above_the_workers_none_stays_and_the_next_run_finishes(running, victim):
     space, process = running
     pids = space.processes(victim)
     os.kill(min(pids), signal.SIGKILL)

@@ -37,6 +37,18 @@ def test_a_terminal_gets_one_line_in_place_and_a_file_gets_none_in_between():
     assert "\r" not in file.getvalue() and file.getvalue().endswith("\n")
 
 
+def test_a_terminal_sees_that_long_cells_still_run_and_a_file_is_not_flooded(monkeypatch):
+    now = iter(range(0, 1000, 5))
+    monkeypatch.setattr("kvfrontier.run.progress.time.monotonic", lambda: float(next(now)))
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        progress = Progress("toy", 2, Counter(), stream)
+        for _ in range(3):
+            progress.tick()
+    assert "toy: 0 of 2 cells, the first ones since" in terminal.getvalue()
+    assert file.getvalue() == ""
+
+
 def test_a_signal_becomes_stopped_once_and_the_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Stopped, match="SIGTERM"), stoppable():

@@ -116,8 +116,9 @@ def _run(
             logger.warning("%s", report.detail.rstrip())
         progress.add(report.status)
 
+    progress.show()
     with ray_pool(placement, shard.project, shard.campaign_dir) as pool:
-        schedule = Schedule(pool, placement.workers, limits.timeout_s, keep, done)
+        schedule = Schedule(pool, placement.workers, limits.timeout_s, keep, done, progress.tick)
         schedule.run(shared, alone, seed=int(shard.name.rpartition("-")[2], 16))
 
 

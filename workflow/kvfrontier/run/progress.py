@@ -11,6 +11,7 @@ from kvfrontier.units import format_seconds
 
 TERMINAL_INTERVAL_S = 0.2
 FILE_INTERVAL_S = 10.0
+FILE_SILENCE_S = 60.0  # a log hears at least so often that long cells are still running
 _CLEAR = "\r\x1b[2K"
 
 
@@ -39,6 +40,12 @@ class Progress:
         if time.monotonic() - self._shown_s >= interval_s:
             self.show()
 
+    def tick(self) -> None:
+        """Nothing has ended, time has passed: say that it still runs."""
+        interval_s = 1.0 if self._is_terminal else FILE_SILENCE_S
+        if time.monotonic() - self._shown_s >= interval_s:
+            self.show()
+
     def show(self) -> None:
         """Write the line now."""
         self._shown_s = time.monotonic()
@@ -51,7 +58,9 @@ class Progress:
         done = self._counts.total()
         parts = [f"{self._name}: {done} of {self._total} cells", *_failures(self._counts)]
         since_first = done - self._settled - 1
-        if since_first > 0 and done < self._total:
+        if since_first < 0:
+            parts.append(f"the first ones since {format_seconds(round(time.monotonic() - self._start_s))}")
+        elif since_first > 0 and done < self._total:
             left_s = (time.monotonic() - self._first_s) / since_first * (self._total - done)
             parts.append(f"about {format_seconds(max(1, round(left_s)))} left")
         return ", ".join(parts)

@@ -61,6 +61,7 @@ class Schedule:
 
     keep: stores the row of a task that no worker could (task, status, reason, class, phase); returns the row's status,
     another one where the worker had just stored its own. done: is told of every finished cell (task, report).
+    tick: is called about once a second.
     """
 
     pool: Pool
@@ -68,6 +69,7 @@ class Schedule:
     timeout_s: float
     keep: Callable[[Task, str, str, str, str], str]
     done: Callable[[Task, Report], None]
+    tick: Callable[[], None] = lambda: None
     _queue: deque[Task] = field(default_factory=deque)
     _running: dict[int, _InFlight] = field(default_factory=dict)
     _worn: set[int] = field(default_factory=set)  # workers to replace before their next cell
@@ -104,7 +106,9 @@ class Schedule:
                     self._worn.discard(worker)
                 self._running[worker] = _InFlight(self._queue.popleft(), time.monotonic())
                 self.pool.submit(worker, self._running[worker].task, len(self._running))
-            for worker, result in self.pool.wait(self._patience_s()):
+            results = self.pool.wait(self._patience_s())
+            self.tick()
+            for worker, result in results:
                 task = self._running.pop(worker).task
                 self._died(worker, task, result) if isinstance(result, Died) else self._finished(worker, task, result)
                 idle.append(worker)
