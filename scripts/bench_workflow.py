@@ -127,7 +127,7 @@ def fill(root: Path, index: PlanIndex) -> None:
     receipt = index.campaign_dir / "inputs" / "model" / "toy.json"
     for path in (receipt, *(files.campaign_dir / name for name in ("bench.duckdb", "report.html", "verdict.txt"))):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
+        path.write_text("{}      DUCK")  # what a DuckDB file is known by
 
 
 def no_op(cells: int) -> None:

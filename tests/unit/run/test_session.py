@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import duckdb
 import pytest
 from kvfrontier.errors import ConfigError
 from kvfrontier.run.session import chosen_campaign, open_campaign
@@ -72,3 +73,16 @@ def test_the_database_and_report_are_due_when_the_code_that_makes_them_changes(r
     monkeypatch.setattr("kvfrontier.run.session._presentation", lambda: "other code")
     files = open_campaign("trial", is_main=True, is_dry=True)
     assert Path(files.published).read_text() != before
+
+
+def test_a_database_that_is_none_is_built_again(running):
+    _, files, _ = running
+    os.close(files.lock)
+    path = files.campaign_dir / "trial.duckdb"
+    with duckdb.connect(path) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS a")
+    open_campaign("trial", is_main=True, is_dry=True)
+    assert path.exists()
+    path.write_bytes(b"x" * 5000)
+    open_campaign("trial", is_main=True, is_dry=True)
+    assert not path.exists()

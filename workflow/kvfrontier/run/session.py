@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,8 @@ from kvfrontier.store.running import hold, is_running, keep_plan_of_run
 logger = logging.getLogger(__name__)
 
 PRESENTING = ("store", "analysis", "reports")
+DUCKDB_MAGIC = b"DUCK"
+"""Bytes 8 to 12 of every DuckDB file."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,19 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
     for line in drop_untrue(index.campaign_dir, index.shards, index.max_attempts):
         logger.warning("to measure again: %s", line)
     files = CampaignFiles(index, lock)
+    _drop_damaged_database(files.campaign_dir / f"{files.campaign}.duckdb")
     _note_published(files)
     return files
+
+
+def _drop_damaged_database(path: Path) -> None:
+    """Remove a database that is none (cut off, overwritten), so that it is built again from the rows."""
+    with suppress(FileNotFoundError):
+        with path.open("rb") as file:
+            is_sound = file.read(len(DUCKDB_MAGIC) + 8).endswith(DUCKDB_MAGIC)
+        if not is_sound:
+            logger.warning("not a DuckDB file, built again: %s", path)
+            path.unlink()
 
 
 def _note_published(files: CampaignFiles) -> None:
