@@ -37,6 +37,17 @@ def test_plan_lists_shards_reasons_and_totals(toys):
     assert "snakemake --profile profiles/local --config campaign=trial" in text
 
 
+def test_plan_lists_each_cell_where_there_are_few(toys):
+    index = disk.prepare(toys.project, "trial")
+    cell = planned_cells(index)[0]
+    store(index, cell)
+    listed = call("plan", "trial")
+    line = next(line for line in listed.splitlines() if line.startswith(cell.cell_id[:8]))
+    assert line.endswith("stored: ok")
+    assert listed.count("measure: new") == 2
+    assert cell.cell_id[:8] not in call("plan", "trial", "--cells", "2")
+
+
 def test_plan_without_a_name_takes_the_default_campaign(toys):
     toys.write("config.yaml", "campaign: trial\n")
     assert "Campaign trial: 3 cells" in call("plan")

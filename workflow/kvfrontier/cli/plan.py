@@ -15,8 +15,16 @@ STATES = ("measure", "stored", "unsupported")
 
 @click.command()
 @click.argument("campaign", required=False)
+@click.option(
+    "--cells",
+    "most_cells",
+    type=click.IntRange(min=0),
+    default=40,
+    show_default=True,
+    help="List every cell where there are at most this many.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every shard.")
-def command(campaign: str | None, as_json: bool) -> None:
+def command(campaign: str | None, most_cells: int, as_json: bool) -> None:
     """Plan CAMPAIGN [the default one]: its shards, what is stored already, what would be measured and why.
 
     Checks the campaign and the files it names first and reports every mistake at once. Measures nothing.
@@ -59,10 +67,26 @@ def command(campaign: str | None, as_json: bool) -> None:
             for shard in index.shards
         ],
     }
-    click.echo(json.dumps(summary, indent=2) if as_json else _as_text(summary))
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+        return
+    click.echo(_as_text(summary, _cell_table(cells, found) if cells.num_rows <= most_cells else ""))
 
 
-def _as_text(summary: dict[str, Any]) -> str:
+def _cell_table(cells: Any, found: list[Any]) -> str:
+    """One line a cell: what it is, and where it stands."""
+    from kvfrontier.cli._table import text_table
+
+    columns = ("cell_id", "model", "strategy_label", "workload", "batch_size", "context_tokens", "seed")
+    values = zip(*(cells.column(name).to_pylist() for name in columns), strict=True)
+    rows = [
+        (cell_id[:8], *rest, f"{standing.state}: {standing.reason}")
+        for (cell_id, *rest), standing in zip(values, found, strict=True)
+    ]
+    return text_table(("cell", "model", "strategy", "workload", "batch", "context", "seed", "state"), rows)
+
+
+def _as_text(summary: dict[str, Any], cell_table: str) -> str:
     from kvfrontier.cli._table import text_table
 
     shards = summary["shards"]
@@ -75,6 +99,7 @@ def _as_text(summary: dict[str, Any]) -> str:
         "",
         table,
         *([f"... and {len(shards) - SHOWN:,} more shards"] if len(shards) > SHOWN else []),
+        *(["", cell_table] if cell_table else []),
     ]
     for title, key in (("To measure", "reasons"), ("Unsupported", "unsupported_reasons")):
         if summary[key]:
