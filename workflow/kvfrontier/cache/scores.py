@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-TILE_KEYS = 256
-TILE_ROWS = 384  # query rows of one tile, all heads of a group together: the tile takes 384 KiB of the core's cache
+TILE_KEYS = 512
+TILE_ROWS = 192  # query rows of one tile, all heads of a group together: the tile takes 384 KiB of the core's cache
 CUDA_TILE_KEYS = 1024
 CUDA_TILE_ELEMENTS = 2**25  # of one tile over all heads of a row: 128 MiB
 
