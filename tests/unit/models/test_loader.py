@@ -82,6 +82,21 @@ def test_a_hub_model_that_is_not_cached_names_the_command(tmp_path, monkeypatch)
         locate(model)
 
 
+def test_a_hub_model_loads_from_the_hub_cache_at_its_pinned_revision_only(folder, tmp_path, monkeypatch):
+    hub, revision = tmp_path / "hub", "ab12" * 10
+    snapshot = hub / "models--nobody--toy" / "snapshots" / revision
+    snapshot.parent.mkdir(parents=True)
+    folder.rename(snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    model = Model(ModelSpec("toy"), source="hub", location="nobody/toy", revision=revision)
+    loaded, tokenizer = load_model(model, CPU, "float32")
+    assert locate(model) == snapshot
+    torch.testing.assert_close(loaded.model.embed_tokens.weight, tiny_llama().model.embed_tokens.weight)
+    assert len(tokenizer) == len(toy_tokenizer())
+    with pytest.raises(Unavailable, match="kvfrontier fetch model toy"):
+        locate(dataclasses.replace(model, revision="0" * 40))
+
+
 def test_converted_folders_of_names_with_slashes_stay_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KVFRONTIER_CACHE", str(tmp_path))
     model = Model(ModelSpec("../a/b"), source="wheel", location="toy==1.0", sha256="ab" * 32)

@@ -59,7 +59,8 @@ class Progress:
         parts = [f"{self._name}: {done} of {self._total} cells", *_failures(self._counts)]
         since_first = done - self._settled - 1
         if since_first < 0:
-            parts.append(f"the first ones since {format_seconds(round(time.monotonic() - self._start_s))}")
+            running_s = round(time.monotonic() - self._start_s)
+            parts.append(f"the first ones since {format_seconds(running_s)}" if running_s else "starting")
         elif since_first > 0 and done < self._total:
             left_s = (time.monotonic() - self._first_s) / since_first * (self._total - done)
             parts.append(f"about {format_seconds(max(1, round(left_s)))} left")
