@@ -6,7 +6,9 @@ Two models, three strategies, three workloads; one cell failed, one unsupported,
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from kvfrontier.metrics import Measurement
 from kvfrontier.plan.cell import Cell, Component
+from kvfrontier.store.heartbeat import Heartbeat, here, process_mark
 from kvfrontier.store.rows import write_row
 
 MODELS = ("test-alpha", "test-beta")
@@ -79,7 +82,7 @@ def planned_cell(cell: Cell) -> dict:
     strategy = {"h2o": {"recent_share": 0.5, "decode_evict": "every"}, "streaming_llm": {"num_sinks": 4}, "full": {}}
     unsupported = cell.model == MODELS[-1] and cell.strategy.name == "h2o" and cell.workload.name == "fidelity"
     return {
-        "shard": f"{cell.model}.{cell.engine.name}.{cell.device}.000-0123456789ab",
+        "shard": f"{_as_file_name(cell.model)}.{cell.engine.name}.{cell.device}.000-0123456789ab",
         "cell_id": cell.cell_id,
         "fingerprint": f"{cell.cell_id}{'0' * 12}",
         "cell": json.dumps(cell.as_dict()),
@@ -109,6 +112,10 @@ def planned_cell(cell: Cell) -> dict:
     }
 
 
+def _as_file_name(model: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]", "~", model)[:100]
+
+
 def stored_row(cell: Cell, plan: dict, number: int) -> dict:
     """The row a run would store; the numbers are invented, the same at every call."""
     status = plan["status"] or ("oom" if number == 5 else "ok")
@@ -130,6 +137,18 @@ def stored_row(cell: Cell, plan: dict, number: int) -> dict:
         "provenance": {"host": "test-host", "git_revision": "0000000", "python": "3.11"},
         "measurements": list(measure(cell, random.Random(cell.cell_id))) if status == "ok" else [],
     }
+
+
+def a_beat(
+    shard: str, pid: int | None = None, place: str | None = None, mark: str | None = None, **values: object
+) -> Heartbeat:
+    """A heartbeat of this process, or another, on this machine, or another, whose shard began a minute ago."""
+    now = datetime.now(UTC)
+    pid = os.getpid() if pid is None else pid
+    common = {"host": "node1", "started_at": now - timedelta(minutes=1), "updated_at": now}
+    common |= {"total": 10, "settled": 2, "counts": {"ok": 5}}
+    started = process_mark(pid) if mark is None else mark
+    return Heartbeat(shard, pid, started, here() if place is None else place, **{**common, **values})
 
 
 def measure(cell: Cell, draw: random.Random) -> Iterator[Measurement]:

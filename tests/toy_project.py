@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ def planned_cells(index: PlanIndex) -> list[PlannedCell]:
 
 
 def store(
-    index: PlanIndex, cell: PlannedCell, status: str = "ok", attempt: int = 1, minutes: int = 0, **changes: Any
+    index: PlanIndex, cell: PlannedCell, /, status: str = "ok", attempt: int = 1, minutes: int = 0, **changes: Any
 ) -> None:
     """Write a row of a planned cell, `minutes` after the first of January; `changes` replace columns."""
     parts = {**cell.parts, **changes.pop("parts", {})}
@@ -122,7 +123,7 @@ def store(
         "cell_id": cell.cell_id,
         "fingerprint": cell.fingerprint,
         "parts": parts,
-        "cell": "{}",
+        "cell": json.dumps(cell.cell.as_dict()),
         "status": status,
         "source": "measured",
         "attempt": attempt,

@@ -27,6 +27,8 @@ DEVICE = {"kind": "cpu", "memory_bytes": 16 * 10**9, "memory_bytes_per_s": 2e10,
 class Workspace:
     """Project with one campaign `trial` on the simulator; `axes` are those of the campaign file."""
 
+    profile = "local"
+
     def __init__(self, root: Path):
         self.root = root
         self.results = root / "results" / "trial"
@@ -60,7 +62,7 @@ class Workspace:
 
     def command(self, *arguments: str, seconds: int = 150) -> list[str]:
         """A Snakemake call on this project that cannot hang for ever."""
-        snakefile, profile = str(CHECKOUT / "Snakefile"), str(CHECKOUT / "profiles" / "local")
+        snakefile, profile = str(CHECKOUT / "Snakefile"), str(CHECKOUT / "profiles" / self.profile)
         call = ["snakemake", "-s", snakefile, "-d", str(self.root), "--profile", profile]
         return ["timeout", "-k", "10", str(seconds), *call, *arguments, "--config", "campaign=trial"]
 
@@ -111,10 +113,10 @@ class Workspace:
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                environment = (folder / "environ").read_bytes()
+                environment = (folder / "environ").read_bytes() if text in words else b""
             except OSError:
                 continue
-            if text in words and f"KVFRONTIER_NAPS={self.naps}".encode() in environment.split(b"\0"):
+            if f"KVFRONTIER_NAPS={self.naps}".encode() in environment.split(b"\0"):
                 found.append(int(folder.name))
         return found
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from difflib import get_close_matches
+
+_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://?)[^\s/@]+@", re.I)  # one slash: a URL that was taken for a path
+_PARAMETER = re.compile(r"([?&][^=&\s]*(?:token|secret|password|passwd|api_?key|signature)[^=&\s]*=)[^&\s'\"]+", re.I)
+
+LONGEST_PART = 1000
+"""Characters of each part of a problem at most: a name in a file may be endless."""
 
 
 class KVFrontierError(Exception):
     """Base of every error whose message is meant for the user: the CLI prints it without a traceback."""
+
+    def __str__(self) -> str:
+        return without_logins(printable(super().__str__()))  # it may quote names, files and addresses of others
 
 
 @dataclass(frozen=True)
@@ -22,8 +32,8 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        hint = f" {self.hint}" if self.hint else ""
-        return f"{self.file}: {self.key}: got {self.got}; expected {self.expected}.{hint}"
+        file, key, got, expected, hint = (_one_line(part) for part in astuple(self))
+        return f"{file}: {key}: got {got}; expected {expected}.{f' {hint}' if hint else ''}"
 
 
 class ConfigError(KVFrontierError):
@@ -51,6 +61,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     spellings = {text.lower(): text for text in known}  # capitals are no reason to miss `h2o` for `H2O`
     nearest = get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.5)
     return f"Did you mean '{spellings[nearest[0]]}'?" if nearest else ""
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal may show it: escape sequences and what cannot be encoded as `\\x1b`; line breaks stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def without_logins(text: str) -> str:
+    """`text` with `***` for user names, passwords and tokens inside its URLs."""
+    return _PARAMETER.sub(r"\1***", _LOGIN.sub(r"\1***@", text)) if ":/" in text else text
+
+
+def _one_line(part: str) -> str:
+    text = printable(part).replace("\n", "\\n")
+    return text if len(text) <= LONGEST_PART else f"{text[: LONGEST_PART - 3]}..."
 
 
 def a(noun: str) -> str:

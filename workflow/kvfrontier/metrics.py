@@ -14,6 +14,9 @@ class Metric:
     """`kind`: `value` (mean, t-interval over repeats, requests or items) or `proportion` (0/1 items, Wilson interval).
 
     `role`: a `quality` metric is set against each `cost` metric in the frontiers; KV bytes are always a cost.
+    `nature`: how a value behaves when the same work is done again. `exact`: the same (counts, tensor bytes).
+    `computed`: the same but for rounding (what a model says). `noisy`: another one each time (times, peaks of a
+    process), which is what a metric of a new unit is taken for.
     """
 
     name: str
@@ -22,6 +25,7 @@ class Metric:
     meaning: str
     kind: Literal["value", "proportion"] = "value"
     role: Literal["", "quality", "cost"] = ""
+    nature: Literal["exact", "computed", "noisy"] = "noisy"
 
 
 class Measurement(NamedTuple):
@@ -38,10 +42,14 @@ class Measurement(NamedTuple):
 
 
 METRICS: dict[str, Metric] = {}
+NATURES = {"B": "exact", "tokens": "exact", "share": "computed", "nat": "computed"}
+"""By unit, unless a metric says otherwise."""
 
 
-def _metric(name: str, unit: str, better: str, meaning: str, kind: str = "value", role: str = "") -> str:
-    METRICS[name] = Metric(name, unit, better, meaning, kind, role)
+def _metric(
+    name: str, unit: str, better: str, meaning: str, kind: str = "value", role: str = "", nature: str = ""
+) -> str:
+    METRICS[name] = Metric(name, unit, better, meaning, kind, role, nature or NATURES.get(unit, "noisy"))
     return name
 
 
@@ -72,12 +80,20 @@ KV_AUX_BYTES = _metric("kv_aux_bytes", "B", "lower", "Bytes a strategy keeps bes
 KV_RESERVED_BYTES = _metric("kv_reserved_bytes", "B", "lower", "Bytes of the allocated KV tensors, used or not")
 KV_FORMULA_BYTES = _metric("kv_formula_bytes", "B", "neither", "Bytes the strategy's own formula predicts to keep")
 KV_FULL_BYTES = _metric("kv_full_bytes", "B", "neither", "Bytes a full cache of the same tokens would keep")
-PROCESS_PEAK_BYTES = _metric("process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase")
-ALLOCATOR_PEAK_BYTES = _metric("allocator_peak_bytes", "B", "lower", "Peak of the device allocator in that phase")
-DEVICE_USED_BYTES = _metric("device_used_bytes", "B", "lower", "Memory in use on the whole device after that phase")
+PROCESS_PEAK_BYTES = _metric(
+    "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
+)
+ALLOCATOR_PEAK_BYTES = _metric(
+    "allocator_peak_bytes", "B", "lower", "Peak of the device allocator in that phase", nature="noisy"
+)
+DEVICE_USED_BYTES = _metric(
+    "device_used_bytes", "B", "lower", "Memory in use on the whole device after that phase", nature="noisy"
+)
 
 KEPT_TOKENS = _metric("kept_tokens", "tokens", "lower", "Tokens kept by one layer's KV head, mean over the batch")
-ACHIEVED_BUDGET = _metric("achieved_budget", "share", "lower", "Kept tokens / tokens seen, mean over layers and heads")
+ACHIEVED_BUDGET = _metric(
+    "achieved_budget", "share", "lower", "Kept tokens / tokens seen, mean over layers and heads", nature="exact"
+)
 
 KL_DIVERGENCE = _metric(
     "kl_divergence", "nat", "lower", "KL(full cache || strategy) of next-token distributions", role="quality"

@@ -1,3 +1,9 @@
+from kvfrontier.run.needs import Needs, site_of
+
+DEFAULTS = workflow.resource_settings.default_resources or {}
+NEEDS = Needs(PLAN.index, site_of(DEFAULTS.items()), workflow.is_main_process)
+
+
 # The ledger's name holds the hash of its cells, so "missing or not" is all that Snakemake has to decide.
 rule measure:
     input:
@@ -9,10 +15,16 @@ rule measure:
     conda:
         "../../envs/core.yaml"
     resources:
+        **NEEDS.resources(),
         device=1,
+        ray_address="",
     params:
         campaign=CAMPAIGN,
+        launcher=NEEDS.launcher,
+        ray=lambda wildcards, resources: (
+            ["--ray-address", resources.ray_address] if resources.ray_address else []
+        ),
     message:
         "Measuring {wildcards.shard}"
     shell:
-        "kvfrontier measure {params.campaign:q} {wildcards.shard:q} --log {log:q}"
+        "{params.launcher} kvfrontier measure {params.campaign:q} {wildcards.shard:q} --log {log:q} {params.ray:q}"

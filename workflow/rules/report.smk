@@ -23,6 +23,7 @@ rule verdict:
         f"{RESULTS}/verdict.txt",
     log:
         f"{RESULTS}/logs/verdict.log",
+    retries: 0
     conda:
         "../../envs/core.yaml"
     params:

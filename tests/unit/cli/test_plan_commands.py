@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 from kvfrontier.cli import kvfrontier
 from kvfrontier.errors import ConfigError, KVFrontierError
 from kvfrontier.plan import disk
-from toy_project import CAMPAIGN, ToyProject, planned_cells, store, toy_plugins
+from toy_project import CAMPAIGN, ToyProject, planned_cells, store, toy_plugins, with_axes
 
 
 @pytest.fixture
@@ -31,9 +32,9 @@ def call(*arguments: str) -> str:
 def test_plan_lists_shards_reasons_and_totals(toys):
     text = call("plan", "trial")
     shard = disk.prepare(toys.project, "trial").shards[0].name
-    assert f"{shard}      3           3       0            0" in text
-    assert "3  new" in text
-    assert "3 cells to measure, 0 stored, 0 unsupported." in text
+    assert f"{shard}      3           3       0            0  " in text
+    assert "3  new: about " in text
+    assert re.search(r"3 cells to measure, about [^;]+ \(modelled 3\); 0 stored, 0 unsupported\.", text)
     assert "snakemake --profile profiles/local --config campaign=trial" in text
 
 
@@ -73,12 +74,46 @@ def test_explain_names_what_changed_before_and_now(toys):
     index = disk.prepare(toys.project, "trial")
     first = planned_cells(index)[0]
     store(index, first, fingerprint="a" * 32, parts={"package:pydantic": "1.0"})
-    text = call("explain", "trial")
-    assert "1 cell to measure: changed: package:pydantic" in text
-    assert f"package:pydantic: 1.0 -> {first.parts['package:pydantic']}" in text
-    assert "2 cells to measure: new" in text
+    text, now = call("explain", "trial"), first.parts["package:pydantic"]
+    assert f"1 cell to measure: package pydantic 1.0 -> {now} (about" in text
+    assert f"    package:pydantic: 1.0 -> {now}" in text
+    assert "2 cells to measure: new: strategy toy_h2o (about" in text
+    assert "In all 3 cells to measure, about" in text
     only = json.loads(call("explain", "trial", "--cell", first.cell_id[:8], "--json"))
     assert [group["cells"] for group in only["groups"]] == [1]
+
+
+def test_explain_names_the_files_whose_code_a_part_is(toys):
+    index = disk.prepare(toys.project, "trial")
+    cell = planned_cells(index)[1]
+    store(index, cell, fingerprint="a" * 32, parts={"strategy_code": "before"})
+    text = call("explain", "trial")
+    assert "1 cell to measure: the code of strategy toy_h2o changed (about" in text
+    assert f"strategy_code: before -> {cell.parts['strategy_code']}" in text
+    assert "code of strategies, strategies._toy_scores, strategies.base, strategies.toy_h2o" in " ".join(text.split())
+
+
+def test_the_cost_stands_on_rows_where_there_are_some(toys):
+    toys.campaign_text(with_axes(seed="[0, 1, 2]"))
+    index = disk.prepare(toys.project, "trial")
+    first = planned_cells(index)[0]
+    store(index, first, fingerprint="a" * 32, parts={"device": "another"}, wall_s=7200.0)
+    store(index, first, fingerprint="b" * 32, parts={"device": "another"}, minutes=1, wall_s=450.0)
+    summary = json.loads(call("plan", "trial", "--json"))
+    assert summary["cost"] == {
+        "cells": 3,
+        "device_hours": pytest.approx(3 * 450 / 3600),
+        "basis": {"measured": 1, "similar": 2, "modelled": 0},
+    }
+    assert summary["shards"][0]["cost"] == summary["cost"]
+    changed = summary["reasons"]["the declared rates of device cpu changed"]
+    assert (changed["cells"], changed["device_hours"]) == (1, pytest.approx(450 / 3600))
+    assert json.loads(call("explain", "trial", "--json"))["cost"] == summary["cost"]
+    text = call("plan", "trial")
+    assert "3 cells to measure, about 0.375 device hours (measured 1, similar 2); 0 stored" in text
+    assert re.search(
+        r"^ +2  new: seed [12], seed|^ +1  new: seed 1: about 0.125 device hours \(similar 1\)$", text, re.M
+    )
 
 
 def test_explain_refuses_a_cell_that_is_not_planned(toys):

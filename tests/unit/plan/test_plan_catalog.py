@@ -194,6 +194,17 @@ def test_the_identity_of_a_folder_follows_its_bytes_and_is_remembered(toys, monk
     assert model_folder.folder_identity(path) != changed
 
 
+def test_weights_of_the_same_size_with_their_time_put_back_are_still_found_out(toys):
+    path = write_model(toys.root / "own")
+    weights = path / "model.safetensors"
+    before, identity, signature = weights.stat(), model_folder.folder_identity(path), model_folder.stat_signature(path)
+    weights.write_bytes(bytes(reversed(weights.read_bytes())))
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_mtime_ns == before.st_mtime_ns and weights.stat().st_size == before.st_size
+    assert model_folder.stat_signature(path) != signature
+    assert model_folder.folder_identity(path) != identity
+
+
 @pytest.mark.parametrize("folder", ["~nobody-of-that-name/model", "a" * 5000])
 def test_a_folder_that_no_machine_can_have_is_a_problem_of_its_entry(toys, folder):
     toys.write("models.yaml", f"m: {{folder: {folder}}}\n")

@@ -41,7 +41,7 @@ def outcome(monkeypatch):
             if error:
                 raise error
 
-        plugin = SimpleNamespace(packages=("pyarrow",), run=workload)
+        plugin = SimpleNamespace(packages=("pyarrow",), data=lambda: (), run=workload)
         monkeypatch.setattr(cell_runner, "instantiate", lambda cell: (SimpleNamespace(packages=()), None, plugin))
         return run_cell(PLANNED, Loader(load_error), attempt=2)
 

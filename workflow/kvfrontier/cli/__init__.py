@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from kvfrontier import __version__
-from kvfrontier.errors import KVFrontierError, did_you_mean
+from kvfrontier.errors import KVFrontierError, did_you_mean, printable
 
 
 class Commands(click.Group):
@@ -43,10 +43,31 @@ def kvfrontier() -> None:
 def main() -> None:
     """Entry point: errors of the user (exit code 2) and of the disk (1) are printed without a traceback."""
     try:
+        "".join(sys.argv).encode()
+    except UnicodeEncodeError:  # bytes that are no text reach us as half characters, which nothing takes
+        _complain("an argument is no text in UTF-8")
+        sys.exit(2)
+    try:
         kvfrontier(standalone_mode=True)
     except KVFrontierError as error:
-        click.echo(f"kvfrontier: {error}", err=True)
+        _complain(error)
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that is a file: its words say enough
-        click.echo(f"kvfrontier: {error}", err=True)
+        _complain(error)
         sys.exit(1)
+    except _database_errors() as error:
+        _complain(f"the database cannot be read ({error}); `kvfrontier store CAMPAIGN` makes it again from the rows")
+        sys.exit(1)
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    """DuckDB's own errors, if it is loaded at all: it finds damage within a file only where it reads it."""
+    duckdb = sys.modules.get("duckdb")
+    return (duckdb.Error,) if duckdb else ()
+
+
+def _complain(error: Exception | str) -> None:
+    """A message may quote an address with a login in it, and batch systems keep what is printed."""
+    from kvfrontier.run.redact import redact
+
+    click.echo(f"kvfrontier: {redact(printable(str(error)))}", err=True)

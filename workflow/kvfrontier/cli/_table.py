@@ -31,5 +31,15 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[Any]], widest: int
 def _text(value: Any, widest: int) -> str:
     if value is None:
         return ""
-    text = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+    text = f"{value:.6g}" if isinstance(value, float) else one_line(value)
     return text if len(text) <= widest else text[: widest - 1] + "…"
+
+
+def one_line(value: Any) -> str:
+    """As one line that cannot move the cursor or colour the screen."""
+    return printable(" ".join(str(value).split()))
+
+
+def printable(value: Any) -> str:
+    """Reasons and logs come from anywhere: control characters, the terminal's escape among them, become `?`."""
+    return "".join(char if char.isprintable() or char == "\t" else "?" for char in str(value))

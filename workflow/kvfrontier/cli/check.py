@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from kvfrontier.errors import printable
+
 SHOWN = 20
 
 
@@ -20,17 +22,17 @@ def command(campaign: str, receipt: Path | None) -> None:
     """
     from kvfrontier.cli._campaign import results_of
     from kvfrontier.plan.disk import read_index
-    from kvfrontier.run.verdict import verdict
+    from kvfrontier.run.verdict import log_command, verdict
     from kvfrontier.store.files import write_atomically
 
     index = read_index(results_of(campaign))
     found = verdict(index.campaign_dir)
     for line in found.damaged:
-        click.echo(f"damaged, left out: {line}", err=True)
+        click.echo(printable(f"damaged, left out: {line}"), err=True)
     click.echo(f"{index.campaign}: {_counted(found.counts)}", err=True)
     for failed in found.failures[:SHOWN]:
-        click.echo(f"  {failed.status}: {failed.label}: {failed.reason}", err=True)
-        click.echo(f"    log: {failed.log}", err=True)
+        click.echo(printable(f"  {failed.status}: {failed.label}: {failed.reason}"), err=True)
+        click.echo(f"    log: {log_command(index.campaign, failed.cell_id)}", err=True)
     if len(found.failures) > SHOWN:
         click.echo(f"  and {len(found.failures) - SHOWN} more", err=True)
     if found.failures:

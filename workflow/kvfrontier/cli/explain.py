@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 import click
 
-SHOWN = 20
+from kvfrontier.errors import printable
+
+if TYPE_CHECKING:
+    from kvfrontier.plan.cell import Cell
+    from kvfrontier.run.estimate import Estimate
+
+SHOWN, WIDTH = 20, 120
 
 
 @click.command()
@@ -17,65 +25,94 @@ SHOWN = 20
 def command(campaign: str | None, prefix: str, as_json: bool) -> None:
     """Say for each stale or missing cell of CAMPAIGN [the default one] what changed since it was measured.
 
-    Cells are grouped by what changed; a change names the part (code, model, data, package) before and now.
+    Cells are grouped by what changed; a change names the part (code, model, data, package) before and now, and the
+    group what measuring it costs.
     """
+    from kvfrontier.cli._cost import Cost, spent, sum_up
     from kvfrontier.plan.disk import prepare, read_cells
     from kvfrontier.plan.project import Project
+    from kvfrontier.run.estimate import estimates
     from kvfrontier.store.running import keep_plan_of_run
     from kvfrontier.store.standing import standings
+    from kvfrontier.store.why import in_words
 
     project = Project.find()
     index = prepare(project, campaign, keep_plan_of_run)
     plan = read_cells(index.campaign_dir)
     found, damaged = standings(plan, index.campaign_dir, index.max_attempts, project.settings.fingerprint.ignore)
+    reasons = in_words(plan, found, index.campaign_dir)
+    costs = estimates(plan, index.campaign_dir, project)
     names = ("cell_id", "fingerprint", "cell")
-    cells = zip(*(plan.column(name).to_pylist() for name in names), found, strict=True)
+    cells = zip(*(plan.column(name).to_pylist() for name in names), found, reasons, costs, strict=True)
     chosen = [cell for cell in cells if cell[0].startswith(prefix) or cell[1].startswith(prefix)]
     if prefix and not chosen:
         raise click.UsageError(f"no cell of {index.campaign} has a cell_id or fingerprint that starts with '{prefix}'")
     groups: dict[tuple, list] = {}
-    for *cell, standing in chosen:
+    for *cell, standing, reason, cost in chosen:
         if standing.state != "stored" or prefix:
-            key = (standing.state, standing.reason, tuple(sorted(standing.changes.items())))
-            groups.setdefault(key, []).append(cell)
+            key = (standing.state, reason, standing.reason, tuple(sorted(standing.changes.items())))
+            groups.setdefault(key, []).append((*cell, cost))
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     described = [_describe(key, members) for key, members in ordered]
+    needed = [cost for *_, standing, _, cost in chosen if standing.state == "measure"]
+    total = sum_up([None] * len(needed), needed).get(None, Cost()).as_dict()
     if as_json:
-        click.echo(json.dumps({"campaign": index.campaign, "groups": described, "damaged": damaged}, indent=2))
+        answer = {"campaign": index.campaign, "cost": total, "groups": described, "damaged": damaged}
+        click.echo(json.dumps(answer, indent=2))
         return
     for line in damaged:
-        click.echo(f"Damaged, left out: {line}")
+        click.echo(printable(f"Damaged, left out: {line}"))
     if not described:
         click.echo(f"Nothing changed: all {len(chosen):,} cells of {index.campaign} are stored.")
     for group in described:
-        click.echo(_as_text(group))
+        click.echo(printable(_as_text(group)))
+    if len(described) > 1 and needed:
+        click.echo(f"In all {_cells(total['cells'])} to measure, {spent(total)}.")
 
 
-def _describe(key: tuple, members: list) -> dict:
-    state, reason, changes = key
+def _describe(key: tuple, members: list[tuple[str, str, str, Estimate]]) -> dict[str, Any]:
+    from kvfrontier.cli._cost import sum_up
+
+    state, why, reason, changes = key
+    cost = sum_up([None] * len(members), (member[-1] for member in members))[None]
     return {
         "cells": len(members),
         "state": state,
+        "why": why,
         "reason": reason,
+        "cost": cost.as_dict() if state == "measure" else None,
         "changes": {part: {"before": before, "now": now} for part, (before, now) in changes},
         "examples": [
             {"cell_id": cell_id, "fingerprint": fingerprint, "cell": json.loads(cell)}
-            for cell_id, fingerprint, cell in members[:3]
+            for cell_id, fingerprint, cell, _ in members[:3]
         ],
     }
 
 
-def _as_text(group: Mapping) -> str:
+def _as_text(group: Mapping[str, Any]) -> str:
+    from kvfrontier.cli._cost import spent
     from kvfrontier.plan.cell import Cell
 
     verbs = {"measure": "to measure", "stored": "stored", "unsupported": "cannot run"}
-    cells = f"{group['cells']:,} {'cell' if group['cells'] == 1 else 'cells'}"
-    lines = [f"{cells} {verbs[group['state']]}: {group['reason']}"]
-    lines += [
-        f"    {part}: {change['before']} -> {change['now']}" for part, change in list(group["changes"].items())[:SHOWN]
-    ]
-    for example in group["examples"]:
-        cell = Cell.from_dict(example["cell"])
+    cost = f" ({spent(group['cost'])})" if group["cost"] else ""
+    lines = [f"{_cells(group['cells'])} {verbs[group['state']]}: {group['why']}{cost}"]
+    examples = [(item["cell_id"], Cell.from_dict(item["cell"])) for item in group["examples"]]
+    for part, change in list(group["changes"].items())[:SHOWN]:
+        lines.append(f"    {part}: {change['before']} -> {change['now']}")
+        lines += wrap(_sources(part, examples[0][1]), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    for cell_id, cell in examples:
         where = f"{cell.model}, {cell.strategy.label}, {cell.workload.label}, seed {cell.seed}"
-        lines.append(f"    e.g. {example['cell_id']}  {where}")
+        lines.append(f"    e.g. {cell_id}  {where}")
     return "\n".join(lines)
+
+
+def _sources(part: str, cell: Cell) -> str:
+    """The files whose code a part is: a change may lie in any of them."""
+    from kvfrontier.plan.fingerprint import code_modules
+
+    modules = code_modules(part, cell)
+    return f"code of {', '.join(name.partition('.')[2] for name in modules)}" if modules else ""
+
+
+def _cells(count: int) -> str:
+    return f"{count:,} {'cell' if count == 1 else 'cells'}"

@@ -77,6 +77,7 @@ def _finish(receipt: Path | None, kind: str, name: str, identity: str, path: Pat
     import json
 
     from kvfrontier.plan.project import kvfrontier_cache
+    from kvfrontier.store.files import write_atomically
 
     cache = kvfrontier_cache()
     inside = path is not None and path.is_relative_to(cache)
@@ -87,10 +88,7 @@ def _finish(receipt: Path | None, kind: str, name: str, identity: str, path: Pat
             "identity": identity,
             "path": str(path.relative_to(cache)) if inside else "",
         }
-        receipt.parent.mkdir(parents=True, exist_ok=True)
-        partial = receipt.with_name(f".{receipt.name}.partial")
-        partial.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-        partial.replace(receipt)
+        write_atomically(receipt, f"{json.dumps(content, indent=2, sort_keys=True)}\n".encode())
     click.echo(f"{kind} {name}: {path or 'a shape only, nothing to fetch'}")
 
 

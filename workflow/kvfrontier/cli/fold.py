@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from kvfrontier.errors import printable
+
 
 @click.command()
 @click.argument("campaign")
@@ -29,4 +31,4 @@ def command(campaign: str, shards: tuple[str, ...]) -> None:
     if is_running(index.campaign_dir):
         return
     for line in drop_untrue(index.campaign_dir, index.shards, index.max_attempts):
-        click.echo(f"still to measure: {line}")
+        click.echo(printable(f"still to measure: {line}"))

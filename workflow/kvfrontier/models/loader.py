@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.models.convert import converted_folder, ensure_converted, verify_shape
+from kvfrontier.models.vetted import Loading, require_all_weights, vet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def ensure(model: Model) -> Path:
@@ -47,7 +47,7 @@ def locate(model: Model) -> Path:
     if not folder.is_dir():
         missing = _fetch_hint(model) if model.source == "wheel" else f"there is no folder {folder}"
         raise Unavailable(f"model '{model.name}' is not here: {missing}")
-    _require_safetensors(folder, model.name)
+    vet(folder, model.name)
     return folder
 
 
@@ -66,15 +66,19 @@ def load_model(
     if not isinstance(torch_dtype, torch.dtype):
         raise KVFrontierError(f"'{dtype}' is not a torch dtype; use float32, bfloat16 or float16")
     trust = {"local_files_only": True, "trust_remote_code": model.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        folder,
-        **trust,
-        use_safetensors=True,
-        dtype=torch_dtype,
-        attn_implementation=attn_implementation,
-        device_map=None if device.kind == "cpu" else device.kind,
-    )
+    with Loading(f"model '{model.name}': {folder}"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
+        loaded, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            **trust,
+            use_safetensors=True,
+            dtype=torch_dtype,
+            attn_implementation=attn_implementation,
+            device_map=None if device.kind == "cpu" else device.kind,
+            ignore_mismatched_sizes=True,  # they are told below, in words
+            output_loading_info=True,
+        )
+    require_all_weights(model.name, found)
     verify_shape(loaded.config.get_text_config(), model.spec)
     return loaded.eval().requires_grad_(False), tokenizer
 
@@ -113,15 +117,3 @@ def _snapshot(model: Model, local_files_only: bool) -> Path:
 
 def _fetch_hint(model: Model) -> str:
     return f"run `kvfrontier fetch model {model.name}` on a machine with a network that shares this cache"
-
-
-def _require_safetensors(folder: Path, name: str) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if pickles:
-        raise Unavailable(
-            f"model '{name}': {folder} holds pickled weights only ({', '.join(pickles[:3])}), which can run code when "
-            "read. Convert them once where you trust them: model.save_pretrained(folder) writes safetensors"
-        )
-    raise Unavailable(f"model '{name}': {folder} holds no *.safetensors file")

@@ -43,6 +43,8 @@ def build_plan(project: Project, campaign: Campaign, code: CodeBase | None = Non
         max_attempts=campaign.max_attempts,
         dropped=grid.dropped,
         duplicates=grid.duplicates,
+        workers=campaign.workers,
+        nodes=campaign.nodes,
     )
 
 

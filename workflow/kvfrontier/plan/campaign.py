@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from kvfrontier.plan.constraints import Constraint, read_constraints
 from kvfrontier.plan.device import Device
 from kvfrontier.plan.document import Document, read_document
 from kvfrontier.plan.problems import document_problems
-from kvfrontier.plan.project import Project, declared_name
-from kvfrontier.plan.shape import NAME_PATTERN, CampaignShape
+from kvfrontier.plan.project import Project, declared_name, is_name
+from kvfrontier.plan.shape import CampaignShape
 
 T = TypeVar("T")
 
@@ -47,6 +46,16 @@ class Campaign:
     def max_cells(self) -> int:
         """Cells in a shard at most."""
         return self.shape.shard.max_cells
+
+    @property
+    def workers(self) -> int | None:
+        """Engine processes at once in one job; None: as the machine allows."""
+        return self.shape.shard.workers
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one Slurm job."""
+        return self.shape.shard.nodes
 
     @property
     def timeout_s(self) -> float:
@@ -96,7 +105,7 @@ def _collect(problems: list[Problem], load: Callable[[], T]) -> T | None:
 def _name_problems(project: Project, document: Document, path: Path, name: Any) -> list[Problem]:
     """The name must be this file's alone: results are kept under it."""
     problems = []
-    if "name" not in document.data and not re.match(NAME_PATTERN, name):
+    if "name" not in document.data and not is_name(name):
         problems.append(document.problem("name", name, "a `name:` of letters, digits, . _ -: the file's name is none"))
     names = project.campaign_names()
     for other, other_name in names.items():

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from kvfrontier.errors import ConfigError, Problem
 from kvfrontier.plan.cell import content_hash
-from kvfrontier.plan.device import Device
+from kvfrontier.plan.device import Device, SlurmPlace
 from kvfrontier.plan.document import Document, read_document
 from kvfrontier.plan.folder import folder_identity, folder_spec
 from kvfrontier.plan.model import Model, ModelSpec
@@ -56,6 +56,10 @@ class Models(Mapping[str, Model]):
             self._models[name] = self._read(name, self._entries[name])
         return self._models[name]
 
+    def entry(self, name: str) -> dict[str, Any]:
+        """What the file says of a model, without what is default; a folder is not read. Raises KeyError."""
+        return self._entries[name].model_dump(exclude_defaults=True)
+
     def _read(self, name: str, entry: ModelShape) -> Model:
         spec = ModelSpec(name, **entry.shape.model_dump()) if entry.shape else ModelSpec(name)
         common = {"trust_remote_code": entry.trust_remote_code}
@@ -89,7 +93,10 @@ def load_models(project: Project) -> Models:
 def load_devices(project: Project) -> dict[str, Device]:
     """config/devices.yaml; raises ConfigError with every entry that is malformed."""
     _, entries = _load(project, "devices.yaml", DeviceShape)
-    return {name: Device(name, **entry.model_dump()) for name, entry in entries.items()}
+    return {
+        name: Device(name, **entry.model_dump(exclude={"slurm"}), slurm=SlurmPlace(**entry.slurm.model_dump()))
+        for name, entry in entries.items()
+    }
 
 
 def load_data(project: Project) -> dict[str, DataSource]:
@@ -104,7 +111,7 @@ def device_part(device: Device, modelled: bool) -> str:
     """The fingerprint's `device`: its name; where numbers come from a model also its rates, which then decide them."""
     if not modelled:
         return device.name
-    rates = {item.name: getattr(device, item.name) for item in fields(device)}
+    rates = {item.name: getattr(device, item.name) for item in fields(device) if item.name != "slurm"}
     return f"{device.name} ({content_hash(rates, 12)})"
 
 

@@ -14,7 +14,8 @@ Value = bool | int | float | str | None | tuple
 def content_hash(value: Any, length: int = 32) -> str:
     """Hash of a JSON-able value, independent of key order, process and machine; `length` hex digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
+    # surrogatepass: the names of files need not be text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:length]
 
 
 @dataclass(frozen=True)

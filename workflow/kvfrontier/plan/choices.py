@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,9 @@ from kvfrontier.errors import ConfigError, Problem, a, did_you_mean
 from kvfrontier.plan.axes import PLUGIN_SECTIONS, SECTIONS, Axes, Given
 from kvfrontier.plan.document import Document, Text
 from kvfrontier.plan.options import Entry, Option, read_entry, read_option
+
+MAX_CELLS = 1_000_000
+"""A grid above this is a slip (a forgotten `zip`), and would not fit in memory."""
 
 MAX_SEED = 2**32 - 1
 """What every random number generator takes as a seed."""
@@ -54,12 +58,36 @@ class _Reader:
                 self.report(problems)
                 self.entries[given.key] = entry
         self.check_fields()
+        if self.is_absurd(self.least()):
+            return self.choices, list(self.problems)
+        cells = 0
         for row in self.axes.rows():
+            cells += math.prod(max(1, self.count(section, row)) for section in SECTIONS)
+            if self.is_absurd(cells):
+                break
             self.choices.rows.append(tuple(self.options(section, row) for section in SECTIONS))
         return self.choices, list(self.problems)
 
     def report(self, problems: Iterable[Problem]) -> None:
         self.problems.update(dict.fromkeys(problems))
+
+    def is_absurd(self, cells: int) -> bool:
+        """Whether there are too many cells, which is reported; asked before any of them is made."""
+        if cells > MAX_CELLS:
+            expected = f"at most {MAX_CELLS:,}: `zip` axes that belong together, or split the campaign"
+            self.report([self.document.problem("axes", Text(f"{cells:,} cells, or more"), expected)])
+        return cells > MAX_CELLS
+
+    def least(self) -> int:
+        """Cells that there are at least."""
+        zipped: dict[str, Any] = dict.fromkeys(path for group in self.axes.zips for path in group[0])
+        fewest = (
+            min((self.count(section, {**zipped, section: given}) for given in self.axes.given(section)), default=1)
+            if section in zipped
+            else self.count(section, zipped)
+            for section in SECTIONS
+        )
+        return math.prod((*map(len, self.axes.zips), *(max(1, count) for count in fewest)))
 
     def check_fields(self) -> None:
         """Each dotted axis must be a parameter of some plugin of the campaign, and should have an effect."""
@@ -90,6 +118,18 @@ class _Reader:
             axes = self.axes.product | {path: (given,) for path, given in mine.items()}
             self.lists[cache_key] = tuple(self.resolve(section, axes))
         return self.lists[cache_key]
+
+    def count(self, section: str, row: Mapping[str, Given]) -> int:
+        """How many options the section has under one row of the zips, without making any."""
+        lengths = {path: len(values) for path, values in self.axes.product.items()} | dict.fromkeys(row, 1)
+        if section not in PLUGIN_SECTIONS:
+            return lengths.get(section, 0)
+        given = [row[section]] if section in row else self.axes.product.get(section, ())
+        entries = [entry for item in given if (entry := self.entries.get(item.key))]
+        return sum(
+            math.prod(len(entry.own.get(name, ())) or lengths.get(f"{section}.{name}", 1) for name in entry.fields())
+            for entry in entries
+        )
 
     def resolve(self, section: str, axes: Mapping[str, tuple[Given, ...]]) -> Iterable[int]:
         if section not in PLUGIN_SECTIONS:

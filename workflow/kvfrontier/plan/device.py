@@ -7,6 +7,15 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class SlurmPlace:
+    """Where Slurm has nodes with a device. None: as the profile says for all jobs."""
+
+    partition: str | None = None
+    constraint: str | None = None
+    gpu_model: str | None = None
+
+
+@dataclass(frozen=True)
 class Device:
     """One entry of `config/devices.yaml`. Rates are for the cost model; None: unknown."""
 
@@ -18,3 +27,4 @@ class Device:
     flops_per_s: float | None = None
     link_bytes_per_s: float | None = None  # device to host
     step_overhead_s: float = 0.0
+    slurm: SlurmPlace = SlurmPlace()  # where to run it says nothing of what it is

@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvfrontier.errors import KVFrontierError, Unavailable, did_you_mean
+from kvfrontier.plan.believed import index_of, is_shard_name, read_plan
 from kvfrontier.plan.build import build_plan
 from kvfrontier.plan.campaign import load_campaign
 from kvfrontier.plan.cell import content_hash
@@ -23,10 +25,10 @@ from kvfrontier.plan.code import CodeBase
 from kvfrontier.plan.fingerprint import package_version
 from kvfrontier.plan.folder import stat_signature
 from kvfrontier.plan.planned import Plan, PlannedCell, Shard
-from kvfrontier.plan.project import Project, declared_name
+from kvfrontier.plan.project import Project, declared_name, is_name
 from kvfrontier.plan.table import PLAN, cells_of, plan_batches
 
-FORMAT = 1
+FORMAT = 2
 """A plan written in another layout is made again."""
 
 KEY = b"kvfrontier_key"
@@ -46,6 +48,8 @@ class PlanIndex:
     max_attempts: int
     dropped: int = 0
     duplicates: int = 0
+    workers: int | None = None
+    nodes: int = 1
 
 
 def prepare(
@@ -56,7 +60,10 @@ def prepare(
     before_writing: is given the campaign's folder where the plan must be made again, and may raise to keep the old one.
     """
     path = project.campaign_file(campaign)
-    campaign_dir = project.campaign_dir(declared_name(path))
+    name = declared_name(path)
+    if not is_name(name):
+        load_campaign(project, path)  # raises, with whatever else is wrong
+    campaign_dir = project.campaign_dir(name)
     files = _hash_files(project, path)  # before they are read: what changes meanwhile makes the plan again next time
     stored = _read_index(campaign_dir)
     # Both files must be of one plan: a crash may come between them.
@@ -80,6 +87,8 @@ def prepare(
         "max_attempts": plan.max_attempts,
         "dropped": plan.dropped,
         "duplicates": plan.duplicates,
+        "workers": plan.workers,
+        "nodes": plan.nodes,
         "shards": [asdict(shard) for shard in plan.shards],
     }
     _write(campaign_dir / "plan", plan, content)
@@ -96,24 +105,20 @@ def read_index(campaign_dir: Path) -> PlanIndex:
 
 def read_shard(campaign_dir: Path, shard: str) -> list[PlannedCell]:
     """The cells of one shard, in order. Raises KVFrontierError for a shard that the plan (no longer) has."""
-    table = _read_table(campaign_dir, [("shard", "==", shard)])
+    table = read_plan(campaign_dir, filters=[("shard", "==", shard)] if is_shard_name(shard) else pc.scalar(False))
     if not table.num_rows:
         names = {item["name"] for item in (_read_index(campaign_dir) or {"shards": []})["shards"]}
         hint = did_you_mean(shard, names) or "The plan was made again since."
         raise KVFrontierError(f"the plan in {campaign_dir} has no shard '{shard}'. {hint}")
-    return cells_of(table)
+    try:
+        return cells_of(table)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Unavailable(f"the plan in {campaign_dir} does not say what the cells of {shard} are: {error}") from error
 
 
 def read_cells(campaign_dir: Path) -> pa.Table:
     """All planned cells, a row each (columns: `plan.table.PLAN`). Raises Unavailable where there is no plan."""
-    return _read_table(campaign_dir, None)
-
-
-def _read_table(campaign_dir: Path, filters: list | None) -> pa.Table:
-    path = campaign_dir / "plan" / "cells.parquet"
-    if not path.is_file():
-        raise Unavailable(f"{campaign_dir} holds no plan: run `kvfrontier plan {campaign_dir.name}`")
-    return pq.read_table(path, filters=filters, partitioning=None)
+    return read_plan(campaign_dir)
 
 
 def _hash_files(project: Project, campaign: Path) -> str:
@@ -138,23 +143,24 @@ def _read_index(campaign_dir: Path) -> dict | None:
     """The stored index; None when there is none that can be read, which only costs making it again."""
     path = campaign_dir / "plan" / "index.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = index_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) and content.get("format") == FORMAT else None
+    return content if content and content["format"] == FORMAT else None
 
 
 def _key_of_cells(campaign_dir: Path) -> str:
     """The key of the plan that cells.parquet belongs to; empty when there is none."""
     try:
         return pq.read_schema(campaign_dir / "plan" / "cells.parquet").metadata[KEY].decode()
-    except (OSError, pa.ArrowInvalid, KeyError):
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):  # TypeError: it has no metadata
         return ""
 
 
 def _index(campaign_dir: Path, content: dict) -> PlanIndex:
     names = ("models", "data", "notes")
     plain = {name: content[name] for name in ("campaign", "timeout_s", "max_attempts", "dropped", "duplicates")}
+    plain |= {name: content[name] for name in ("workers", "nodes")}
     shards = tuple(Shard(**shard) for shard in content["shards"])
     return PlanIndex(
         campaign_dir=campaign_dir, shards=shards, **plain, **{name: tuple(content[name]) for name in names}
@@ -166,7 +172,7 @@ def _write(folder: Path, plan: Plan, content: dict) -> None:
 
     def write_cells(path: Path) -> None:
         schema = PLAN.with_metadata({KEY: content["key"]})
-        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             for batch in plan_batches(plan):
                 writer.write_table(batch)
 

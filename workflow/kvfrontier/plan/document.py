@@ -8,53 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
 from kvfrontier.errors import ConfigError, Problem
+from kvfrontier.plan.strict_yaml import StrictLoader, nesting
 
+MOST_BYTES = 2**20
+"""No configuration is larger; reading so much may take ten seconds."""
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2, so that `decode_evict: off` stays text, as editors show it."""
+DEEPEST = 100
+"""Brackets within brackets at most."""
 
-    yaml_implicit_resolvers: dict[str, list] = {}  # noqa: RUF012 (PyYAML's own name; filled below)
-
-
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-    ("null", r"~|null|Null|NULL|", "~nN\0"),
-    ("merge", r"<<", "<"),
-):
-    _regexp = re.compile(f"^(?:{_pattern})$")
-    _StrictLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", _regexp, [*_first, *([""] if _tag == "null" else [])]
-    )
-
-
-def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    try:
-        value = int(node.value, 16) if node.value.startswith("0x") else int(node.value)
-    except ValueError as error:  # `!!int x`, or thousands of digits
-        raise ConstructorError(None, None, str(error).partition(":")[0], node.start_mark) from None
-    if abs(value) >= 2**63:
-        raise ConstructorError(
-            None, None, "a whole number beyond 64 bits; put it in quotes if it is text", node.start_mark
-        )
-    return value
-
-
-_StrictLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters but tab and line breaks, and half characters: no name or path holds them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +43,7 @@ class Document:
     def place(self, key: str) -> str:
         """`config/campaigns/x.yaml:12`: the file and the line of `key` or of the nearest key around it."""
         while key and key not in self.lines:
-            key = re.sub(r"(\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+)$", "", key)
+            key = re.sub(r"(\.[^.\[\]]*|\[\d+\]|^[^.\[\]]+|.)$", "", key, flags=re.DOTALL)
         return f"{self.file}:{self.lines[key]}" if key in self.lines else self.file
 
 
@@ -125,10 +96,16 @@ def _pieces(value: Any) -> Iterator[str]:
 
 def read_document(path: Path, file: str) -> Document:
     """Read one YAML mapping; raises ConfigError for what cannot be read, is no mapping, or gives a key twice."""
-    text = _read_text(path, file)
+    return _parse(_read_text(path, file), file)
+
+
+@lru_cache(maxsize=16)
+def _parse(text: str, file: str) -> Document:
     loader = None
     try:
-        loader = _StrictLoader(text)
+        if nesting(text) > DEEPEST:
+            raise RecursionError
+        loader = StrictLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, yaml.MappingNode):
             found = "an empty file" if root is None else f"a {root.id} at the top"
@@ -159,6 +136,10 @@ def read_document(path: Path, file: str) -> Document:
 def _read_text(path: Path, file: str) -> str:
     expected = "a readable YAML file in UTF-8"
     try:
+        if (size_bytes := path.stat().st_size) > MOST_BYTES:
+            raise ConfigError([Problem(file, "(file)", f"{size_bytes:,} bytes", f"at most {MOST_BYTES:,}")])
+        if path.exists() and not path.is_file():
+            raise ConfigError([Problem(file, "(file)", "a folder, a pipe or a device", expected)])
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError([Problem(file, "(file)", "no such file", expected, f"Looked at {path}.")]) from None
@@ -188,6 +169,9 @@ def _walk(
     """Record the line of every key below `node`; return keys that are given twice and aliases that hold themselves."""
     if id(node) in above:
         return [Problem(f"{file}:{node.start_mark.line + 1}", path, "an alias inside itself", "a finite document")]
+    if isinstance(node, yaml.ScalarNode) and (odd := NOT_TEXT.search(node.value)):
+        place = f"{file}:{node.start_mark.line + 1}"
+        return [Problem(place, path, f"the control character {ord(odd[0]):#x} in a value", "text without such")]
     if id(node) in seen or not isinstance(node, yaml.CollectionNode):
         return []
     seen.add(id(node))
@@ -218,7 +202,7 @@ def _walk(
 
 
 def _is_text(node: yaml.Node) -> bool:
-    """Whether a key is one line of text (or `<<`), and no number, date, list or escape sequence."""
-    if not isinstance(node, yaml.ScalarNode) or not node.value.isprintable():
+    """Whether a key is one line of text, not empty (or `<<`), and no number, date, list or escape sequence."""
+    if not isinstance(node, yaml.ScalarNode) or not node.value or not node.value.isprintable():
         return False
     return node.tag in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")

@@ -12,7 +12,7 @@ from typing import Any
 from kvfrontier.errors import ConfigError, did_you_mean
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.catalog import device_part
-from kvfrontier.plan.cell import content_hash
+from kvfrontier.plan.cell import Cell, content_hash
 from kvfrontier.plan.code import CodeBase
 from kvfrontier.plan.options import Option
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
@@ -71,6 +71,19 @@ class Fingerprints:
             )
             raise ConfigError([problem])
         return self._campaign.data[name].sha256
+
+
+def code_modules(part: str, cell: Cell) -> list[str]:
+    """The modules of the running package whose code a part of a cell's fingerprint hashes; none for other parts."""
+    sources = {
+        "strategy_code": (STRATEGIES, cell.strategy.name, STRATEGY_CODE),
+        "engine_code": (ENGINES, cell.engine.name, ENGINE_CODE),
+        "workload_code": (WORKLOADS, cell.workload.name, WORKLOAD_CODE),
+    }
+    if part not in sources:
+        return []
+    registry, name, within = sources[part]
+    return sorted(CodeBase.installed().closure([registry.module(name)], within))
 
 
 def fingerprint(cell_id: str, parts_hash: str) -> str:

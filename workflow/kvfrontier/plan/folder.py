@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfrontier.plan.cell import content_hash
+from kvfrontier.plan.document import show
 from kvfrontier.plan.model import ModelSpec
 from kvfrontier.plan.project import kvfrontier_cache
 from kvfrontier.plan.weights import require_weights
@@ -23,6 +24,8 @@ TOKENIZER_FILES = (
     "chat_template*",
 )
 SHAPED = "a model whose config.json says its shape"
+MOST = 10**9
+"""Of layers, heads, sizes and positions: above, the number is a slip, and the sums over it are none."""
 
 
 def folder_spec(name: str, folder: Path) -> ModelSpec:
@@ -60,15 +63,16 @@ def _count(config: dict[str, Any], key: str, default: int | None = None) -> int 
     value = config.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(SHAPED, f"config.json says {value!r} for `{key}`, which must be a whole number of 1 or more.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        must = f"which must be a whole number from 1 to {MOST:,}"
+        raise ValueError(SHAPED, f"config.json says {show(value)} for `{key}`, {must}.")
     return value
 
 
 def folder_identity(folder: Path, remote_code: bool = False) -> str:
     """SHA-256 over names and bytes of config, weights and tokenizer (and the model's own code where it may run).
 
-    Each file's hash is kept in the user cache under its path, size and time of change: weights are read once.
+    Each file's hash is kept in the user cache under its path and `_state`: weights are read once.
     """
     hashes = {path.relative_to(folder).as_posix(): _file_sha256(path) for path in identity_files(folder, remote_code)}
     return content_hash(hashes, 64)
@@ -87,13 +91,16 @@ def identity_files(folder: Path, remote_code: bool = False) -> list[Path]:
 
 
 def stat_signature(folder: Path) -> str:
-    """Names, sizes and times of all files of a folder: equal signatures mean an equal identity."""
+    """Names and states of all files of a folder: equal signatures mean an equal identity."""
     if not folder.is_dir():
         return "missing"
-    stats = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()) if path.is_file()
-    ]
-    return content_hash(stats)
+    return content_hash([(path.name, *_state(path)) for path in sorted(folder.iterdir()) if path.is_file()])
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """Size and times of a file. Its ctime, which nobody can set, tells of new bytes whose mtime was put back."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(expected, f"{folder} holds no config.json.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(expected, f"{path}: {error}.") from None
     if not isinstance(config, dict):
         raise ValueError(expected, f"{path} holds no JSON object.")
@@ -112,8 +119,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _file_sha256(path: Path) -> str:
-    stat = path.stat()
-    key = content_hash([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
+    key = content_hash([str(path.resolve()), *_state(path)])
     memory = kvfrontier_cache() / "identity" / key
     if memory.is_file():
         return memory.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,9 +12,6 @@ from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.cell import Cell
 from kvfrontier.plan.choices import Choices
 from kvfrontier.plan.document import Text
-
-MAX_CELLS = 1_000_000
-"""A grid above this is a slip (a forgotten `zip`), and would not fit in memory."""
 
 Combination = tuple[int, ...]
 """One cell as an option index for each of SECTIONS."""
@@ -32,12 +28,8 @@ class Grid:
 
 
 def expand(campaign: Campaign) -> Grid:
-    """All cells of a campaign. Raises ConfigError when there are none, or absurdly many."""
+    """All cells of a campaign. Raises ConfigError when there are none."""
     choices = campaign.choices
-    total = sum(math.prod(len(indexes) for indexes in row) for row in choices.rows)
-    if total > MAX_CELLS:
-        expected = f"at most {MAX_CELLS:,}: `zip` axes that belong together, or split the campaign"
-        raise ConfigError([campaign.document.problem("axes", Text(f"{total:,} cells"), expected)])
     grid = Grid([], notes=list(choices.notes))
     same = _same_options(choices)
     unique: dict[Combination, Combination] = {}

@@ -64,6 +64,8 @@ class Plan:
     max_attempts: int
     dropped: int = 0
     duplicates: int = 0
+    workers: int | None = None
+    nodes: int = 1
 
     @property
     def cells(self) -> list[PlannedCell]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +12,9 @@ from pydantic import ValidationError
 
 import kvfrontier
 from kvfrontier.errors import ConfigError, Problem, Unavailable, did_you_mean
-from kvfrontier.plan.document import Document, join_key, read_document
+from kvfrontier.plan.document import Document, join_key, read_document, show
 from kvfrontier.plan.problems import document_problems
-from kvfrontier.plan.shape import ConfigShape
+from kvfrontier.plan.shape import NAME_PATTERN, PATTERNS_IN_WORDS, ConfigShape
 
 PARTS = ("model", "strategy_code", "engine_code", "workload_code", "reference_code", "data", "device")
 """Parts of a fingerprint that `fingerprint.ignore` may name, beside `package:<distribution>`."""
@@ -50,11 +52,16 @@ class Project:
             hint = "Set KVFRONTIER_ROOT to it."
             raise ConfigError([Problem(str(root), "(folder)", "no folder `config`", "the checkout's root", hint)])
         settings = _read_settings(root)
-        return cls(root, (root / Path(results or settings.results).expanduser()), settings)
+        try:
+            folder = root / Path(results or settings.results).expanduser()
+        except RuntimeError:  # `~nobody`
+            problem = Problem("config/config.yaml", "results", show(str(results or settings.results)), "a folder")
+            raise ConfigError([problem]) from None
+        return cls(root, folder, settings)
 
     def label(self, path: Path) -> str:
         """How messages name a file: relative to the root where it is inside."""
-        path = path.resolve()
+        path = Path(os.path.realpath(path))  # `resolve` raises for a link to itself
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
     def campaign_files(self) -> list[Path]:
@@ -74,23 +81,31 @@ class Project:
         matches = matches or [path for path in names if path.stem == wanted]
         if matches:
             return matches[0]
-        path = Path(wanted).expanduser()
-        if path.suffix in (".yaml", ".yml") or os.sep in wanted:
-            found = [base for base in (path, self.root / path) if base.is_file()]
-            if found:
-                return found[0].resolve()
+        if Path(wanted).suffix in (".yaml", ".yml") or os.sep in wanted:
+            with suppress(OSError, RuntimeError):  # too long for a name; `~nobody`
+                path = Path(wanted).expanduser()
+                found = [base for base in (path, self.root / path) if base.is_file()]
+                if found:
+                    return found[0].resolve()
             raise ConfigError([Problem(wanted, "(campaign)", "no such file", "a campaign file")])
         known = sorted(names.values())
         expected = (
             f"one of {', '.join(known)}, or the path of a YAML file" if known else "a campaign in config/campaigns"
         )
         raise ConfigError(
-            [Problem("config/campaigns", "(campaign)", f"'{wanted}'", expected, did_you_mean(wanted, known))]
+            [Problem("config/campaigns", "(campaign)", show(wanted), expected, did_you_mean(wanted, known))]
         )
 
     def campaign_dir(self, name: str) -> Path:
-        """Folder of everything a campaign produces."""
+        """Folder of everything a campaign produces. Raises ConfigError for a name that could be another folder's."""
+        if not is_name(name):
+            raise ConfigError([Problem("(campaign)", "name", show(name), PATTERNS_IN_WORDS[NAME_PATTERN])])
         return self.results / name
+
+
+def is_name(name: str) -> bool:
+    """Whether a campaign may be called so: the name is a folder's, too."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
 
 
 def declared_name(path: Path) -> str:

@@ -12,13 +12,15 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 COMMIT_PATTERN = r"^[0-9a-f]{40}$"
 HUB_PATTERN = r"^\w[\w.-]*(/\w[\w.-]*)?$"
-REQUIREMENT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*==\S+$"
+REQUIREMENT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*$"
+GPU_MODEL_PATTERN = r"^[A-Za-z0-9_.]+$"
 PATTERNS_IN_WORDS = {
     NAME_PATTERN: "at most 100 letters, digits, . _ - that start with a letter or a digit",
     SHA256_PATTERN: "64 hex digits in small letters",
     COMMIT_PATTERN: "the 40 hex digits of a commit, because a branch lets weights change under results",
     HUB_PATTERN: "`organisation/name`, as the hub has it",
     REQUIREMENT_PATTERN: "`distribution==version`",
+    GPU_MODEL_PATTERN: "letters, digits, _ and . alone; where the cluster's name for it has others use `constraint`",
 }
 
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN, description="SHA-256 of the file, 64 hex digits")]
@@ -32,6 +34,11 @@ class Shape(BaseModel):
 
 class ShardShape(Shape):
     max_cells: Annotated[PositiveInt, Field(description="Cells a shard (one Snakemake job) holds at most")] = 500
+    workers: Annotated[
+        PositiveInt | None,
+        Field(description="Engine processes at once in one job. Default: as many as its cores, memory and GPUs hold"),
+    ] = None
+    nodes: Annotated[PositiveInt, Field(description="Nodes of one Slurm job, with one Ray cluster over them")] = 1
 
 
 class ConstraintShape(Shape):
@@ -145,6 +152,17 @@ class ModelShape(Shape):
         return self
 
 
+class SlurmShape(Shape):
+    """Where Slurm has nodes with this device. Makes nothing stale; goes before what the profile says for all jobs."""
+
+    partition: Annotated[str | None, Field(min_length=1, description="sbatch -p")] = None
+    constraint: Annotated[str | None, Field(min_length=1, description="sbatch -C: features of the nodes")] = None
+    gpu_model: Annotated[
+        str | None,
+        Field(pattern=GPU_MODEL_PATTERN, description="sbatch --gpus=MODEL:N, as `scontrol show node` has it"),
+    ] = None
+
+
 class DeviceShape(Shape):
     """A device as campaigns declare it. Rates feed the cost model; the worker verifies kind and name."""
 
@@ -155,6 +173,7 @@ class DeviceShape(Shape):
     flops_per_s: Annotated[float | None, Field(gt=0, description="Dense, in the dtype that models run in")] = None
     link_bytes_per_s: Annotated[float | None, Field(gt=0, description="Device to host, one direction")] = None
     step_overhead_s: Annotated[float, Field(ge=0, description="Fixed cost of a decode step")] = 0.0
+    slurm: SlurmShape = SlurmShape()
 
 
 class DataShape(Shape):

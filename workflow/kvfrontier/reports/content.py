@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import duckdb
 
 from kvfrontier.analysis.table import TextTable
+from kvfrontier.store.live import stored_totals
 from kvfrontier.units import format_seconds
 
 FAILED = ("error", "oom", "timeout")
+
+
+class Banner(NamedTuple):
+    """Of a campaign that is not finished. `words`: how far it is; `made`: when the page's numbers were taken."""
+
+    title: str
+    words: str
+    done: int
+    cells: int
+    made: str
+
+
+def banner(connection: duckdb.DuckDBPyConnection) -> Banner | None:
+    """None where every cell came to something."""
+    found = stored_totals(connection)
+    if found is None or found.is_finished:
+        return None
+    made = connection.execute("SELECT strftime(made_at, '%Y-%m-%d %H:%M:%S UTC') FROM build").fetchall()
+    title = "Being measured" if found.running else "Not finished"
+    return Banner(title, found.words(), found.done, found.cells, made[0][0] if made else "")
 
 
 def headline(connection: duckdb.DuckDBPyConnection) -> str:

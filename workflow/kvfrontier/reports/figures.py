@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import vl_convert
 
+from kvfrontier.errors import printable
 from kvfrontier.reports.chart import Chart, charts, data_of
 from kvfrontier.reports.style import readable, themed, with_series
 from kvfrontier.store.files import write_atomically
@@ -32,13 +34,22 @@ class Figure:
 def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
     """Every chart over the published database, in the order of the page."""
     figures = []
-    names = [name for (name,) in connection.sql(_SERIES).fetchall()]
+    names = [printable(name) for (name,) in connection.sql(_SERIES).fetchall()]
     for found in charts():
-        table = data_of(found, connection)
+        table = _as_text(data_of(found, connection))
         shown = with_series(readable(table), names)
         spec = themed(found.draw(shown)) if table.num_rows else None
         figures.append(Figure(found, spec, table.num_rows - shown.num_rows))
     return figures
+
+
+def _as_text(table: pa.Table) -> pa.Table:
+    """Without control characters: no XML may hold them, and the converter to pictures ends this process over one."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            texts = [None if text is None else printable(text) for text in table.column(place).to_pylist()]
+            table = table.set_column(place, field, pa.array(texts, field.type))
+    return table
 
 
 def export(figure: Figure, folder: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,6 +20,8 @@ from kvfrontier.analysis.table import choice_table, settings, title
 from kvfrontier.reports import content
 from kvfrontier.reports.figures import Figure, draw_all, export
 from kvfrontier.store.files import write_atomically
+from kvfrontier.store.live import open_current
+from kvfrontier.store.progress import Estimator
 from kvfrontier.store.query import open_database
 
 
@@ -26,20 +29,40 @@ def write_report(campaign_dir: Path) -> Path:
     """Write `report.html` and `figures/` from the published database; returns the page's path."""
     with open_database(campaign_dir) as connection:
         figures = draw_all(connection)
-        page = render(
-            campaign=campaign_dir.name,
-            figures=figures,
-            groups=compare(connection),
-            counts=count_by_status(connection),
-            headline=content.headline(connection),
-            rails=content.guard_rails(connection),
-            failures=content.failures(connection),
-            provenance=content.provenance(connection),
-            damaged=content.damaged_files(connection),
-        )
+        page = _page(campaign_dir.name, connection, figures, content.banner(connection), has_files=True)
     for figure in figures:
         export(figure, campaign_dir / "figures")
     return write_atomically(campaign_dir / "report.html", page.encode())
+
+
+def write_live_report(campaign_dir: Path, path: Path, estimate: Estimator | None = None) -> Path:
+    """Write the page alone, from the rows there are now, to `path`; it says how far the campaign is."""
+    with open_current(campaign_dir, estimate) as current:
+        connection = current.connection
+        page = _page(campaign_dir.name, connection, draw_all(connection), content.banner(connection), has_files=False)
+    return write_atomically(path, page.encode())
+
+
+def _page(
+    campaign: str,
+    connection: duckdb.DuckDBPyConnection,
+    figures: list[Figure],
+    banner: content.Banner | None,
+    has_files: bool,
+) -> str:
+    return render(
+        campaign=campaign,
+        banner=banner,
+        has_files=has_files,
+        figures=figures,
+        groups=compare(connection),
+        counts=count_by_status(connection),
+        headline=content.headline(connection),
+        rails=content.guard_rails(connection),
+        failures=content.failures(connection),
+        provenance=content.provenance(connection),
+        damaged=content.damaged_files(connection),
+    )
 
 
 def render(figures: list[Figure], groups: list[Group], **parts: Any) -> str:

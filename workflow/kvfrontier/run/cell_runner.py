@@ -20,7 +20,7 @@ from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_devices, load_models
 from kvfrontier.run.failure import Failure, ImpossibleValue, Overspent, describe
 from kvfrontier.run.outcome import outcome_row
-from kvfrontier.run.provenance import machine_facts, moment_facts, package_facts
+from kvfrontier.run.provenance import entry_facts, machine_facts, moment_facts, package_facts
 
 if TYPE_CHECKING:
     from kvfrontier.engines.base import Engine, Session
@@ -67,6 +67,7 @@ class _Run:
     measurements: list[Measurement] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
 
 def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurrent_cells: int = 1) -> dict[str, Any]:
@@ -78,7 +79,13 @@ def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurr
     except Exception as error:  # noqa: BLE001 - the one place: any failure of a cell is a row, and the others go on
         failure = describe(error, run.phase)
     wall_s = time.perf_counter() - start_s
-    facts = {**machine_facts(sessions.project.root), **package_facts(run.packages), **moment_facts(concurrent_cells)}
+    project = sessions.project
+    facts = {
+        **machine_facts(project.root),
+        **entry_facts(project, planned.cell, run.data),
+        **package_facts(run.packages),
+        **moment_facts(concurrent_cells),
+    }
     if run.dropped:
         facts["not_finite"] = ", ".join(f"{metric}: {count}" for metric, count in sorted(run.dropped.items()))
     return outcome_row(
@@ -96,7 +103,7 @@ def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurr
 
 def _measure(planned: PlannedCell, sessions: Sessions, run: _Run) -> None:
     engine, strategy, workload = instantiate(planned.cell)
-    run.packages = (*engine.packages, *workload.packages)
+    run.packages, run.data = (*engine.packages, *workload.packages), workload.data()
     session = sessions.get(planned.cell, engine)
     run.phase = "run"
     for value in workload.run(session, strategy, planned.cell.seed):

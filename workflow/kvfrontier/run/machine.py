@@ -1,4 +1,4 @@
-"""What of this machine a job may use, as the kernel and a container or a batch system allow it."""
+"""What of this machine a job may use, as the kernel, a container or a batch system allow it."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+MIB = 2**20
 
 
 def usable_cores() -> int:
-    """Cores this process may run on; less where a quota (cgroup v2, `docker --cpus`) grants less."""
+    """Cores this process may run on; less where a quota (`docker --cpus`) or a Slurm allocation grants less."""
     cores = len(os.sched_getaffinity(0))
-    for folder in _cgroups():
+    for folder in _cgroups("cpu"):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
+        quota = quota or _text(folder / "cpu.cfs_quota_us")  # -1: none
+        period = period or _text(folder / "cpu.cfs_period_us")
+        if quota.strip().isdigit() and period.strip().isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
+    return min(cores, _slurm("SLURM_CPUS_PER_TASK") or _slurm("SLURM_CPUS_ON_NODE") or cores)
 
 
 def available_bytes() -> int:
-    """Memory that could still be taken without swapping, and without passing the limit of a cgroup above us."""
+    """Memory that could still be taken without swapping, and without passing a limit of a cgroup or of Slurm."""
     available = meminfo()["MemAvailable"]
-    for folder in _cgroups():
-        limit, used = _text(folder / "memory.max"), _text(folder / "memory.current")
-        if limit.isdigit() and used.isdigit():
-            cached = dict(line.split() for line in _text(folder / "memory.stat").splitlines()).get("inactive_file", "0")
+    for folder in _cgroups("memory"):
+        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
+        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
+        if limit.strip().isdigit() and used.strip().isdigit():
+            counts = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+            cached = counts.get("total_inactive_file") or counts.get("inactive_file", "0")  # v1 counts below it apart
             available = min(available, int(limit) - int(used) + int(cached))
-    return max(0, available)
+    granted_mib = _slurm("SLURM_MEM_PER_NODE") or _slurm("SLURM_MEM_PER_CPU") * _slurm("SLURM_CPUS_ON_NODE")
+    return max(0, min(available, granted_mib * MIB or available))
 
 
 def meminfo() -> dict[str, int]:
@@ -53,13 +59,23 @@ class OutOfMemoryKills:
         return next((int(count) for name, count in words if name == "oom_kill"), 0)
 
 
-def _cgroups() -> Iterator[Path]:
-    """Our cgroup (v2) and those above it; none where there is no such hierarchy."""
-    line = next((line for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "")
-    folder = CGROUPS / line[3:].strip("/")
-    while line and folder.is_relative_to(CGROUPS):
-        yield folder
-        folder = folder.parent
+def _slurm(name: str) -> int:
+    """A number that Slurm told this job; 0 outside of a job, and where it told none (no limit)."""
+    text = os.environ.get(name, "") if "SLURM_JOB_ID" in os.environ else ""
+    return int(text) if text.isdigit() else 0
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """Our cgroups that hold limits of this kind and those above them, of version 2 and of version 1."""
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, names, inside = line.split(":", 2)
+        if not names or controller in names.split(","):
+            top = CGROUPS / names  # none in version 2
+            # In a container the path may be the host's: then only the top, which is the container's own, exists.
+            folder = top / inside.strip("/")
+            while folder.is_relative_to(top):
+                yield folder
+                folder = folder.parent
 
 
 def _text(path: Path) -> str:

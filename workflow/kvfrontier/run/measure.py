@@ -14,14 +14,16 @@ from kvfrontier.plan.project import Project
 from kvfrontier.run.outcome import outcome_row
 from kvfrontier.run.placement import place
 from kvfrontier.run.progress import Progress
+from kvfrontier.run.provenance import driver_facts
+from kvfrontier.run.pulse import Pulse, pulse
 from kvfrontier.run.ray_dispatch import ray_pool
 from kvfrontier.run.schedule import Schedule
 from kvfrontier.run.worker import Report, Task
 from kvfrontier.store.fold import fold
 from kvfrontier.store.ledger import RETRIED, Stored, shard_lock, stored_rows
 from kvfrontier.store.lock import held
-from kvfrontier.store.parts import Damaged
-from kvfrontier.store.rows import cell_file, read_cell_file, write_row
+from kvfrontier.store.parts import Damaged, group_of
+from kvfrontier.store.rows import Among, cell_file, read_cell_file, write_row
 from kvfrontier.units import format_seconds
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ def measure(
     Rows that are stored already are not measured again, so this goes on where an interrupted run was stopped.
     """
     with held(shard_lock(shard.campaign_dir, shard.name), f"measuring {shard.name}", say):
-        stored, damaged = stored_rows(shard.campaign_dir)
+        stored, damaged = stored_rows(shard.campaign_dir, Among(group_of(shard.name), shard.fingerprints))
         for line in damaged:
             logger.warning("%s", line)
         settled = _settle(shard, stored, limits)
@@ -67,11 +69,12 @@ def measure(
             if cell.fingerprint not in settled
         ]
         progress = Progress(shard.name, len(shard.cells), Counter(settled.values()))
-        if tasks:
-            logger.info("%d cells are stored already, %d to measure", len(settled), len(tasks))
-            _run(shard, tasks, limits, progress, workers, address)
-        fold(shard.campaign_dir, shard.name, shard.fingerprints)
-        progress.close()
+        with pulse(shard.campaign_dir, shard.name, progress) as beating:
+            if tasks:
+                logger.info("%d cells are stored already, %d to measure", len(settled), len(tasks))
+                _run(shard, tasks, limits, progress, beating, workers, address)
+            fold(shard.campaign_dir, shard.name, shard.fingerprints)
+        progress.close(f"kvfrontier log {shard.campaign_dir.name}")
         logger.info("done: %s", dict(progress.counts))
         return progress.counts
 
@@ -84,13 +87,21 @@ def _settle(shard: Shard, stored: dict[str, Stored], limits: Limits) -> dict[str
         if row is not None and row.is_final(limits.max_attempts):
             settled[cell.fingerprint] = row.status
         elif cell.status is not None:
-            write_row(shard.campaign_dir, outcome_row(cell, 1, cell.status, reason=cell.reason, phase="plan"))
+            facts = driver_facts(shard.project, cell.cell)
+            row = outcome_row(cell, 1, cell.status, reason=cell.reason, phase="plan", provenance=facts)
+            write_row(shard.campaign_dir, row)
             settled[cell.fingerprint] = cell.status
     return settled
 
 
 def _run(
-    shard: Shard, tasks: list[Task], limits: Limits, progress: Progress, workers: int | None, address: str
+    shard: Shard,
+    tasks: list[Task],
+    limits: Limits,
+    progress: Progress,
+    beating: Pulse,
+    workers: int | None,
+    address: str,
 ) -> None:
     plugins = [(task, *instantiate(task.planned.cell)) for task in tasks]
     # A modelled time does not depend on what else runs, so only measured cells need the machine for themselves.
@@ -104,8 +115,9 @@ def _run(
         stored = _status_of_row(shard.campaign_dir, task)
         if stored:
             return stored  # by the worker, just before it was ended
-        row = outcome_row(task.planned, task.attempt, status, reason=reason, reason_class=reason_class, phase=phase)
-        write_row(shard.campaign_dir, row)
+        why = {"reason": reason, "reason_class": reason_class, "phase": phase}
+        facts = driver_facts(shard.project, task.planned.cell)
+        write_row(shard.campaign_dir, outcome_row(task.planned, task.attempt, status, **why, provenance=facts))
         return status
 
     def done(task: Task, report: Report) -> None:
@@ -118,7 +130,8 @@ def _run(
 
     progress.show()
     with ray_pool(placement, shard.project, shard.campaign_dir) as pool:
-        schedule = Schedule(pool, placement.workers, limits.timeout_s, keep, done, progress.tick)
+        schedule = Schedule(pool, pool.placement.workers, limits.timeout_s, keep, done, progress.tick)
+        beating.in_flight = schedule.in_flight
         schedule.run(shared, alone, seed=int(shard.name.rpartition("-")[2], 16))
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kvfrontier.errors import printable
 from kvfrontier.metrics import Measurement
+from kvfrontier.run.redact import redact
 
 if TYPE_CHECKING:
     from kvfrontier.plan.planned import PlannedCell
@@ -31,23 +33,26 @@ def outcome_row(
     provenance: Mapping[str, str] | None = None,
     measurements: Iterable[Measurement] = (),
 ) -> dict[str, Any]:
-    """A row in the shape of `store.schema.ROW`. `reason` is cut to one line; `detail` holds the traceback."""
+    """A row in the shape of `store.schema.ROW`. `reason` is cut to one line; `detail` holds the traceback.
+
+    Texts that come from outside (messages, provenance) are kept without secrets.
+    """
     return {
         "cell_id": planned.cell_id,
         "fingerprint": planned.fingerprint,
         "parts": dict(planned.parts),
         "cell": json.dumps(planned.cell.as_dict(), sort_keys=True),
         "status": status,
-        "reason": " ".join(reason.split())[:REASON_CHARS] or None,
+        "reason": printable(" ".join(redact(reason).split()))[:REASON_CHARS] or None,
         "reason_class": reason_class or None,
         "reason_phase": phase or None,
-        "reason_detail": detail or None,
+        "reason_detail": printable(redact(detail)) or None,
         "reason_bytes": asked_bytes,
         "achieved_budget": achieved_budget,
         "source": planned.source,
         "attempt": attempt,
         "started_at": started_at or datetime.now(UTC),
         "wall_s": wall_s,
-        "provenance": dict(provenance or {}),
+        "provenance": {name: redact(value) for name, value in (provenance or {}).items()},
         "measurements": list(measurements),
     }

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WEIGHT_BYTES = 5
 """Of a parameter on a CPU, on the safe side: float32 is 4."""
+AS_MANY_AS_FIT = 10_000
+"""Workers on a running cluster, of which only that cluster knows how large it is."""
 WORKER_BYTES = 10**9
 """Libraries, and activations and a cache of moderate size."""
 
@@ -38,15 +40,28 @@ class Placement:
 def place(project: Project, cell: Cell, engine: Engine, workers: int | None = None, address: str = "") -> Placement:
     """One worker a GPU, or as many as cores (with the engine's threads) and memory hold. `workers`: so many instead."""
     cores = usable_cores()
-    threads = min(getattr(engine, "threads", None) or 1, cores)
-    if load_devices(project)[cell.device].kind == "cuda" and engine.source == "measured":
-        found = visible_gpus()
+    threads = getattr(engine, "threads", None) or 1
+    if address:
+        gpus = gpus_per_worker(engine) if _is_cuda(project, cell, engine) else 0
+        return Placement(workers or AS_MANY_AS_FIT, threads, float(gpus), address)
+    threads = min(threads, cores)
+    if _is_cuda(project, cell, engine):
+        each, found = gpus_per_worker(engine), visible_gpus()
         # Without one here the worker starts all the same and says that the device is not what the campaign declares.
-        return Placement(workers or found or 1, threads, 1.0 if found or address else 0.0, address)
+        return Placement(workers or found // each or 1, threads, float(each) if found else 0.0)
     places = cores // threads
     if workers is None and engine.source == "measured":
         places = min(places, _that_fit(load_models(project)[cell.model].spec, places))
-    return Placement(max(1, workers or places), threads, 0.0, address)
+    return Placement(max(1, workers or places), threads)
+
+
+def _is_cuda(project: Project, cell: Cell, engine: Engine) -> bool:
+    return load_devices(project)[cell.device].kind == "cuda" and engine.source == "measured"
+
+
+def gpus_per_worker(engine: Engine) -> int:
+    """GPUs over which one worker spreads a model: an engine that can has a parameter `gpus`."""
+    return getattr(engine, "gpus", 1)
 
 
 def visible_gpus() -> int:

@@ -13,6 +13,7 @@ TERMINAL_INTERVAL_S = 0.2
 FILE_INTERVAL_S = 10.0
 FILE_SILENCE_S = 60.0  # a log hears at least so often that long cells are still running
 _CLEAR = "\r\x1b[2K"
+FAILED = ("error", "timeout", "oom")
 
 
 class Progress:
@@ -31,6 +32,30 @@ class Progress:
     def counts(self) -> Counter[str]:
         """Cells by status so far."""
         return Counter(self._counts)
+
+    @property
+    def total(self) -> int:
+        """Cells of the shard."""
+        return self._total
+
+    @property
+    def settled(self) -> int:
+        """Cells that needed no run."""
+        return self._settled
+
+    @property
+    def measuring_s(self) -> float | None:
+        """Seconds since the first cell ended; None until then."""
+        return None if self._first_s is None else time.monotonic() - self._first_s
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace since the first cell ended; None until a second one has."""
+        done = self._counts.total()
+        since_first = done - self._settled - 1
+        if since_first < 1:
+            return None
+        return (time.monotonic() - self._first_s) / since_first * (self._total - done)
 
     def add(self, status: str) -> None:
         """One more cell has ended."""
@@ -62,17 +87,18 @@ class Progress:
             running_s = round(time.monotonic() - self._start_s)
             parts.append(f"the first ones since {format_seconds(running_s)}" if running_s else "starting")
         elif since_first > 0 and done < self._total:
-            left_s = (time.monotonic() - self._first_s) / since_first * (self._total - done)
-            parts.append(f"about {format_seconds(max(1, round(left_s)))} left")
+            parts.append(f"about {format_seconds(max(1, round(self.seconds_left)))} left")
         return ", ".join(parts)
 
-    def close(self) -> None:
-        """Write the summary."""
+    def close(self, advice: str = "") -> None:
+        """Write the summary; where cells failed, with what shows why."""
         took = format_seconds(time.monotonic() - self._start_s)
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self._counts.items())) or "no cells"
         self._stream.write(f"{_CLEAR if self._is_terminal else ''}{self._name}: {statuses}; took {took}\n")
+        if advice and any(self._counts[status] for status in FAILED):
+            self._stream.write(f"  why: {advice}\n")
         self._stream.flush()
 
 
 def _failures(counts: Counter[str]) -> list[str]:
-    return [f"{counts[status]} {status}" for status in ("error", "timeout", "oom") if counts[status]]
+    return [f"{counts[status]} {status}" for status in FAILED if counts[status]]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import socket
-import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kvfrontier import __version__
+from kvfrontier.errors import KVFrontierError
+from kvfrontier.plan.build import instantiate
+from kvfrontier.plan.catalog import load_data, load_devices, load_models
+from kvfrontier.plan.device import Device
+from kvfrontier.plan.revision import current_revision
 
-GIT_TIMEOUT_S = 5
+if TYPE_CHECKING:
+    from kvfrontier.plan.cell import Cell
+    from kvfrontier.plan.project import Project
 
 
 @cache
@@ -27,10 +36,49 @@ def machine_facts(root: Path) -> dict[str, str]:
         "os": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_model(),
         "cores": str(len(os.sched_getaffinity(0))),
-        "git_revision": _git_revision(root),
+        "git_revision": current_revision(root),
         "driver": _driver(),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID", ""),
+        "node": os.environ.get("SLURMD_NODENAME", ""),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def driver_facts(project: Project, cell: Cell) -> dict[str, str]:
+    """What stands in the row of a cell that no worker could write: of the driver's machine, and the cell's entries."""
+    engine, _, workload = instantiate(cell)
+    packages = package_facts((*engine.packages, *workload.packages))
+    return {**machine_facts(project.root), **entry_facts(project, cell, workload.data()), **packages}
+
+
+def entry_facts(project: Project, cell: Cell, data: Iterable[str] = ()) -> dict[str, str]:
+    """The catalogs' entries that a cell runs with, as compact JSON: what `kvfrontier rerun` needs instead of them.
+
+    A catalog that cannot be read leaves its entry out: the cell itself fails of it, or has no use for it.
+    """
+    return {
+        **_entry("model_entry", lambda: load_models(project).entry(cell.model)),
+        **_entry("device_entry", lambda: declared_device(load_devices(project)[cell.device])),
+        **_entry("data_entries", lambda: {name: _source(project, name) for name in sorted(set(data))}),
+    }
+
+
+def declared_device(device: Device) -> dict[str, Any]:
+    """What config/devices.yaml says of a device, without what is default there, and without where Slurm has it."""
+    values = {item.name: getattr(device, item.name) for item in fields(device) if item.name != "slurm"}
+    return {item.name: values[item.name] for item in fields(device)[1:-1] if values[item.name] != item.default}
+
+
+def _source(project: Project, name: str) -> dict[str, Any]:
+    return {key: value for key, value in vars(load_data(project)[name]).items() if key != "name" and value}
+
+
+def _entry(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, str]:
+    try:
+        found = read()
+    except (KVFrontierError, KeyError, OSError):
+        return {}
+    return {name: json.dumps(found, sort_keys=True, separators=(",", ":"))} if found else {}
 
 
 def package_facts(names: Iterable[str]) -> dict[str, str]:
@@ -72,19 +120,3 @@ def _driver() -> str:
         return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except (OSError, IndexError):
         return ""
-
-
-def _git_revision(root: Path) -> str:
-    if not (root / ".git").exists():
-        return ""
-    try:
-        revision = _git(root, "rev-parse", "HEAD")
-        is_changed = bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return f"{revision} with local changes" if is_changed else revision
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S).stdout.strip()

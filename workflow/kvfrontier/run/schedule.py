@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.run.worker import Report, Task
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 1.0
+POLL_S = 0.5
+MAX_LOSSES = 5
+"""So often a cell is run again because the node under it was lost, which is none of its doing."""
 MAX_DEATHS_IN_A_ROW = 8
 """So many dead workers and not one cell between them: it is the machine, and the shard stops."""
 LOAD_FAILURES = 2
@@ -26,27 +28,37 @@ LOAD_FAILURES = 2
 
 
 class Died(Exception):
-    """The worker's process ended while it ran a cell."""
+    """The worker's process ended. `is_lost`: with the whole node that it was on."""
 
-    def __init__(self, reason: str, is_oom: bool = False):
+    def __init__(self, reason: str, is_oom: bool = False, is_lost: bool = False):
         super().__init__(reason)
         self.is_oom = is_oom
+        self.is_lost = is_lost
+
+
+class Up(NamedTuple):
+    """A worker that was started is there and can take a cell."""
+
+    host: str
+
+
+Event = Up | Report | Died
 
 
 class Pool(Protocol):
     """Workers by number. `start` replaces whatever was there; nothing here blocks for longer than it says."""
 
     def start(self, worker: int) -> None:
-        """A fresh worker under this number; one that is there is killed first."""
+        """A fresh worker under this number, after killing one that is there. It may wait for a free device."""
 
     def stop(self, worker: int) -> None:
         """End a worker, whatever it is doing."""
 
     def submit(self, worker: int, task: Task, concurrent_cells: int) -> None:
-        """Give an idle worker a cell."""
+        """Give a worker that is up and idle a cell."""
 
-    def wait(self, timeout_s: float) -> list[tuple[int, Report | Died]]:
-        """Whoever has finished or died, after at most `timeout_s`."""
+    def wait(self, timeout_s: float) -> list[tuple[int, Event]]:
+        """Whoever has come up, finished or died, after at most `timeout_s`."""
 
 
 @dataclass
@@ -72,8 +84,11 @@ class Schedule:
     tick: Callable[[], None] = lambda: None
     _queue: deque[Task] = field(default_factory=deque)
     _running: dict[int, _InFlight] = field(default_factory=dict)
-    _worn: set[int] = field(default_factory=set)  # workers to replace before their next cell
+    _starting: set[int] = field(default_factory=set)
+    _idle: list[int] = field(default_factory=list)
+    _worn: set[int] = field(default_factory=set)  # of the idle ones: to replace before their next cell
     _deaths: set[str] = field(default_factory=set)
+    _losses: Counter[str] = field(default_factory=Counter)
     _deaths_in_a_row: int = 0
     _load_failures: int = 0
     _has_loaded: bool = False
@@ -84,39 +99,66 @@ class Schedule:
         Timed cells see no other cell of this shard; the shuffle keeps drifts of the machine out of the comparisons.
         """
         order = random.Random(seed)
-        started = 0
         for tasks, workers in ((shared, self.workers), (exclusive, 1)):
             self._queue = deque(order.sample(list(tasks), len(tasks)))
-            wanted = min(workers, len(self._queue))
-            if not wanted:
-                continue
-            for worker in range(wanted, started):
-                self.pool.stop(worker)
-            for worker in range(started, wanted):
-                self.pool.start(worker)
-            self._drain(list(range(wanted)))
-            started = wanted
+            if self._queue:
+                self._have_workers(min(workers, len(self._queue)))
+                self._drain()
 
-    def _drain(self, idle: list[int]) -> None:
+    def _have_workers(self, wanted: int) -> None:
+        """Start so many workers, or end those that are too many: first those that never came up."""
+        there = sorted([*self._idle, *self._starting], key=lambda worker: (worker in self._starting, worker))
+        for worker in there[wanted:]:
+            self.pool.stop(worker)
+            self._starting.discard(worker)
+            self._worn.discard(worker)
+        self._idle = [worker for worker in there[:wanted] if worker not in self._starting]
+        for worker in range(len(there), wanted):
+            self._start(worker)
+
+    def _start(self, worker: int) -> None:
+        self.pool.start(worker)
+        self._worn.discard(worker)
+        self._starting.add(worker)
+
+    def in_flight(self) -> dict[str, float]:
+        """cell_id -> for how many seconds it has been running; another thread may ask."""
+        now = time.monotonic()
+        return {flight.task.planned.cell_id: now - flight.started_s for flight in list(self._running.values())}
+
+    def _drain(self) -> None:
         while self._queue or self._running:
-            while self._queue and idle:
-                worker = idle.pop()
-                if worker in self._worn:
-                    self.pool.start(worker)
-                    self._worn.discard(worker)
-                self._running[worker] = _InFlight(self._queue.popleft(), time.monotonic())
-                self.pool.submit(worker, self._running[worker].task, len(self._running))
-            results = self.pool.wait(self._patience_s())
+            self._hand_out()
+            events = self.pool.wait(self._patience_s())
             self.tick()
-            for worker, result in results:
-                task = self._running.pop(worker).task
-                self._died(worker, task, result) if isinstance(result, Died) else self._finished(worker, task, result)
-                idle.append(worker)
-            idle.extend(self._end_late_ones())
+            for worker, event in events:
+                self._handle(worker, event)
+            self._end_late_ones()
+
+    def _hand_out(self) -> None:
+        for worker in [worker for worker in self._idle if worker in self._worn]:
+            if len(self._queue) > len(self._starting):
+                self._idle.remove(worker)
+                self._start(worker)
+        while self._queue and (fresh := [worker for worker in self._idle if worker not in self._worn]):
+            self._idle.remove(fresh[-1])
+            self._running[fresh[-1]] = flight = _InFlight(self._queue.popleft(), time.monotonic())
+            self.pool.submit(fresh[-1], flight.task, len(self._running))
 
     def _patience_s(self) -> float:
         ends = [flight.started_s + self.timeout_s for flight in self._running.values()]
         return max(0.0, min([POLL_S, *(end - time.monotonic() for end in ends)]))
+
+    def _handle(self, worker: int, event: Event) -> None:
+        self._starting.discard(worker)
+        flight = self._running.pop(worker, None)
+        self._idle.append(worker)
+        if isinstance(event, Up):
+            logger.info("worker %d is up on %s", worker, event.host)
+        elif isinstance(event, Died):
+            self._died(worker, flight.task if flight else None, event)
+        elif flight:
+            self._finished(worker, flight.task, event)
 
     def _finished(self, worker: int, task: Task, report: Report) -> None:
         if report.fatal:
@@ -138,29 +180,38 @@ class Schedule:
         while self._queue:
             self._write(self._queue.popleft(), report.status, reason, report.reason_class, "load")
 
-    def _died(self, worker: int, task: Task, death: Died) -> None:
+    def _died(self, worker: int, task: Task | None, death: Died) -> None:
         """Try the cell once more, in case it was the machine and not the cell."""
-        logger.warning("worker %d died while running %s: %s", worker, task.planned.cell_id, death)
+        doing = f"while running {task.planned.cell_id}" if task else "before its first cell"
+        logger.warning("worker %d died %s: %s", worker, doing, death)
         self._worn.add(worker)
-        self._deaths_in_a_row += not death.is_oom  # cells too large for the machine may well come in a row
+        # Cells too large for the machine may well come in a row, and a node takes all its workers with it.
+        self._deaths_in_a_row += not (death.is_oom or death.is_lost)
         if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             raise Unavailable(f"{self._deaths_in_a_row} workers died one after another; the last one said: {death}")
-        if task.planned.fingerprint not in self._deaths:
-            self._deaths.add(task.planned.fingerprint)
+        if task is None:
+            return
+        fingerprint = task.planned.fingerprint
+        if death.is_lost and self._losses[fingerprint] < MAX_LOSSES:
+            self._losses[fingerprint] += 1
+            self._queue.appendleft(task)
+            return
+        if fingerprint not in self._deaths:
+            self._deaths.add(fingerprint)
             self._queue.appendleft(task)
             return
         status, name = ("oom", "WorkerOutOfMemory") if death.is_oom else ("error", "WorkerDied")
         self._write(task, status, f"the worker died twice while running this cell: {death}", name, "run")
 
-    def _end_late_ones(self) -> list[int]:
+    def _end_late_ones(self) -> None:
         now = time.monotonic()
         late = [worker for worker, flight in self._running.items() if now - flight.started_s > self.timeout_s]
         for worker in late:
             task = self._running.pop(worker).task
             self.pool.stop(worker)
+            self._idle.append(worker)
             self._worn.add(worker)
             self._write(task, "timeout", f"took longer than {self.timeout_s:g} s", "Timeout", "run")
-        return late
 
     def _write(self, task: Task, status: str, reason: str, reason_class: str, phase: str) -> None:
         status = self.keep(task, status, reason, reason_class, phase)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +13,20 @@ from typing import Any
 
 import kvfrontier
 from kvfrontier import __version__
-from kvfrontier.errors import ConfigError, Problem, did_you_mean
+from kvfrontier.errors import ConfigError, KVFrontierError, Problem, did_you_mean
 from kvfrontier.plan.disk import PlanIndex, prepare, read_index
 from kvfrontier.plan.document import show
 from kvfrontier.plan.names import receipt_name
 from kvfrontier.plan.project import Project, declared_name
-from kvfrontier.store.files import write_atomically
+from kvfrontier.run.outdated import is_outdated
+from kvfrontier.store.files import drop_leftovers, write_atomically
+from kvfrontier.store.heartbeat import drop_dead
 from kvfrontier.store.ledger import drop_untrue, ledger_file
 from kvfrontier.store.running import hold, is_running, keep_plan_of_run
 
 logger = logging.getLogger(__name__)
 
 PRESENTING = ("store", "analysis", "reports")
-DUCKDB_MAGIC = b"DUCK"
-"""Bytes 8 to 12 of every DuckDB file."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,23 @@ class CampaignFiles:
 
     def inputs_of(self, wildcards: Any) -> list[str]:
         """Receipts of what a shard's cells read."""
-        model = next(shard.model for shard in self.index.shards if shard.name == wildcards.shard)
+        models = {shard.name: shard.model for shard in self.index.shards}
+        model = _known(models, wildcards.shard, "shard")
         wanted = [("model", model)] if model in self.index.models else []
         wanted += [("data", name) for name in self.index.data]
         return [str(self.campaign_dir / "inputs" / kind / receipt_name(name)) for kind, name in wanted]
 
     def received(self, receipt: str) -> str:
         """The model or data source whose receipt has this name."""
-        return next(name for name in (*self.index.models, *self.index.data) if receipt_name(name) == receipt)
+        names = {receipt_name(name): name for name in (*self.index.models, *self.index.data)}
+        return _known(names, receipt, "receipt")
+
+
+def _known(found: Mapping[str, str], name: str, what: str) -> str:
+    """Raises KVFrontierError for a target that somebody typed and no job makes."""
+    if name not in found:
+        raise KVFrontierError(f"the plan has no {what} '{name}'. {did_you_mean(name, found)}".rstrip())
+    return found[name]
 
 
 def chosen_campaign(config: Mapping[str, Any]) -> str | None:
@@ -95,29 +103,21 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
         return CampaignFiles(index)  # the run needs its ledgers, also those that the next one will drop
     # Held until this process ends, however it ends: after `kill -9` there is nothing to unlock.
     lock = None if is_dry else hold(index.campaign_dir)
+    drop_dead(index.campaign_dir)
+    drop_leftovers(index.campaign_dir)
     for line in drop_untrue(index.campaign_dir, index.shards, index.max_attempts):
         logger.warning("to measure again: %s", line)
     files = CampaignFiles(index, lock)
-    _drop_damaged_database(files.campaign_dir / f"{files.campaign}.duckdb")
-    _note_published(files)
+    _note_published(files, is_outdated(files.campaign_dir, files.ledgers))
     return files
 
 
-def _drop_damaged_database(path: Path) -> None:
-    """Remove a database that is none (cut off, overwritten), so that it is built again from the rows."""
-    with suppress(FileNotFoundError):
-        with path.open("rb") as file:
-            is_sound = file.read(len(DUCKDB_MAGIC) + 8).endswith(DUCKDB_MAGIC)
-        if not is_sound:
-            logger.warning("not a DuckDB file, built again: %s", path)
-            path.unlink()
+def _note_published(files: CampaignFiles, is_outdated: bool) -> None:
+    """Write `published` anew only when the set of shards or the code that presents has changed, a ledger is missing, or
+    what was presented is outdated.
 
-
-def _note_published(files: CampaignFiles) -> None:
-    """Write `published` anew only when the set of shards or the code that presents has changed, or a ledger is missing.
-
-    The last because Snakemake does not miss an input of what it holds up to date. It must see something newer that
-    also says something else (it compares checksums), hence the time.
+    A missing ledger, because Snakemake does not miss an input of what it holds up to date. It must see something newer
+    that also says something else (it compares checksums), hence the time.
     """
     path = Path(files.published)
     content = {
@@ -126,7 +126,7 @@ def _note_published(files: CampaignFiles) -> None:
         "shards": [shard.name for shard in files.index.shards],
     }
     is_complete = all(Path(ledger).exists() for ledger in files.ledgers)
-    if not is_complete or _without_time(path) != content:
+    if is_outdated or not is_complete or _without_time(path) != content:
         noted = {**content, "at": datetime.now(UTC).isoformat()}
         write_atomically(path, json.dumps(noted, indent=1).encode())
 
@@ -145,6 +145,6 @@ def _presentation() -> str:
 def _without_time(path: Path) -> dict[str, Any] | None:
     try:
         noted = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return {name: value for name, value in noted.items() if name != "at"}
+    return {name: value for name, value in noted.items() if name != "at"} if isinstance(noted, dict) else None

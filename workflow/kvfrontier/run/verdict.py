@@ -1,4 +1,4 @@
-"""What became of a campaign: its planned cells by status, and each failure with its reason and log."""
+"""What became of a campaign: its planned cells by status, and each failure with its reason and the way to its log."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
+from kvfrontier.plan.believed import read_plan
 from kvfrontier.plan.cell import Cell
 from kvfrontier.store.ledger import RETRIED, Stored
 from kvfrontier.store.rows import read_table
 
-COLUMNS = ("fingerprint", "attempt", "status", "reason", "reason_class", "cell")
+COLUMNS = ("fingerprint", "attempt", "status", "reason", "reason_class")
+NAMED_DIGITS = 12
+"""Of a cell_id in a command: enough to tell a million cells apart."""
 
 
 class Failed(NamedTuple):
     """A cell that failed in its last attempt."""
 
+    cell_id: str
     label: str
     status: str
     reason: str
     stored: Stored
-    log: Path
 
 
 class Verdict(NamedTuple):
@@ -41,7 +42,7 @@ def log_file(campaign_dir: Path, shard: str) -> Path:
 
 def verdict(campaign_dir: Path) -> Verdict:
     """Join the plan with the rows of the current fingerprints."""
-    plan = pq.read_table(campaign_dir / "plan" / "cells.parquet", columns=["shard", "fingerprint"]).to_pylist()
+    plan = read_plan(campaign_dir, ["cell_id", "fingerprint", "cell"]).to_pylist()
     table, damaged = read_table(campaign_dir, COLUMNS)
     newest: dict[str, dict] = {}
     for row in table.to_pylist():
@@ -53,12 +54,17 @@ def verdict(campaign_dir: Path) -> Verdict:
         row = newest.get(cell["fingerprint"])
         counts[row["status"] if row else "planned"] += 1
         if row and row["status"] in RETRIED:
-            log = log_file(campaign_dir, cell["shard"])
             stored = Stored(row["attempt"], row["status"], row["reason_class"])
-            failures.append(Failed(_label(row["cell"]), row["status"], row["reason"] or "", stored, log))
+            what = label(Cell.from_dict(json.loads(cell["cell"])))
+            failures.append(Failed(cell["cell_id"], what, row["status"], row["reason"] or "", stored))
     return Verdict(counts, failures, damaged)
 
 
-def _label(text: str) -> str:
-    cell = Cell.from_dict(json.loads(text))
+def label(cell: Cell) -> str:
+    """`qwen, torch, h2o(budget=0.3), speed(batch_size=4), seed 1`: what people know a cell by."""
     return f"{cell.model}, {cell.engine.label}, {cell.strategy.label}, {cell.workload.label}, seed {cell.seed}"
+
+
+def log_command(campaign: str, cell_id: str) -> str:
+    """What to type to see why a cell came out as it did."""
+    return f"kvfrontier log {cell_id[:NAMED_DIGITS]} {campaign}"

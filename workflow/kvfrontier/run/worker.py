@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -53,10 +55,6 @@ class EngineWorker:
         self._sessions = Sessions(project)
         self._baseline_bytes: int | None = None
 
-    def pid(self) -> int:
-        """Process id, for a driver on the same machine."""
-        return os.getpid()
-
     def run(self, task: Task, concurrent_cells: int) -> Report:
         """Run one cell and store its row."""
         row = run_cell(task.planned, self._sessions, task.attempt, concurrent_cells)
@@ -76,9 +74,19 @@ class EngineWorker:
         if held_bytes() - self._baseline_bytes < MEMORY_GROWTH_BYTES:
             return ""
         self._sessions.forget()
-        gc.collect()
+        give_back()
         growth = held_bytes() - self._baseline_bytes
         return f"{format_bytes(growth)} more memory than after the first cell" if growth > MEMORY_GROWTH_BYTES else ""
+
+
+def give_back() -> None:
+    """Let go of what nothing refers to: of Python's, of the C library's free memory, of the device's cached blocks."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such call
+        ctypes.CDLL(None).malloc_trim(0)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def held_bytes() -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.project import kvfrontier_cache
+from kvfrontier.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,16 @@ def make_folder(path: Path) -> Path:
             "Set KVFRONTIER_CACHE to a folder you can write to, with about 1 GB free."
         ) from error
     return path
+
+
+def require_room(folder: Path, size_bytes: int) -> None:
+    """Raise Unavailable where the disk of `folder` has no room for so much: an archive may declare any size."""
+    free_bytes = shutil.disk_usage(folder).free
+    if size_bytes > free_bytes:
+        raise Unavailable(
+            f"{format_bytes(size_bytes)} do not fit in the cache folder {folder}, {format_bytes(free_bytes)} are free. "
+            "Set KVFRONTIER_CACHE to a folder on another disk"
+        )
 
 
 def sha256_of(path: Path) -> str:

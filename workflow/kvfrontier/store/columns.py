@@ -14,8 +14,9 @@ OWN_COLUMNS = frozenset({"name", "budget", "batch_size", "context_tokens", "outp
 _FIND = """
 SELECT section, parameter, list(DISTINCT kind) AS kinds, list(DISTINCT plugin) AS plugins
 FROM (SELECT DISTINCT section, plugin, parameter, json_type(settings, '$."' || parameter || '"') AS kind
-      FROM (SELECT section, settings->>'name' AS plugin, settings, unnest(json_keys(settings)) AS parameter
-            FROM distinct_settings))
+      FROM (FROM (SELECT section, settings->>'name' AS plugin, settings, unnest(json_keys(settings)) AS parameter
+                  FROM distinct_settings)
+            WHERE regexp_full_match(parameter, '[A-Za-z_][A-Za-z0-9_]*')))  -- it becomes part of SQL
 WHERE kind <> 'NULL' GROUP BY ALL ORDER BY ALL
 """
 

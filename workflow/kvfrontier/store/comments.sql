@@ -184,3 +184,33 @@ COMMENT ON COLUMN history.measurements IS 'Raw values; unnest(measurements, recu
 
 COMMENT ON TABLE damaged_files IS 'Row files that could not be read; their cells count as planned';
 COMMENT ON COLUMN damaged_files.file IS 'File and what is wrong';
+
+COMMENT ON TABLE progress IS 'Each shard as this database was made: planned = the six statuses + in_flight + remaining';
+COMMENT ON COLUMN progress.shard IS 'The Snakemake job';
+COMMENT ON COLUMN progress.model IS 'Name in config/models.yaml';
+COMMENT ON COLUMN progress.engine IS 'Engine';
+COMMENT ON COLUMN progress.device IS 'Name in config/devices.yaml';
+COMMENT ON COLUMN progress.planned IS 'Cells of the shard';
+COMMENT ON COLUMN progress.ok IS 'Cells that were measured';
+COMMENT ON COLUMN progress.unsupported IS 'Cells that cannot be';
+COMMENT ON COLUMN progress.infeasible IS 'Cells that would not fit, not run';
+COMMENT ON COLUMN progress.oom IS 'Cells that ran out of memory';
+COMMENT ON COLUMN progress.timeout IS 'Cells that took too long, and are not tried again in this run';
+COMMENT ON COLUMN progress.error IS 'Cells that failed, and are not tried again in this run';
+COMMENT ON COLUMN progress.in_flight IS 'Cells that were running';
+COMMENT ON COLUMN progress.remaining IS 'Cells that had not begun, failed ones that are tried again among them';
+COMMENT ON COLUMN progress.seconds_left IS 'Estimate, s: of the time where the shard was being measured, else of its work; NULL where nothing tells';
+COMMENT ON COLUMN progress.cells_per_s IS 'Cells that ended a second; NULL where the shard was not being measured';
+COMMENT ON COLUMN progress.host IS 'Machine that measured it then';
+COMMENT ON COLUMN progress.slurm_job_id IS 'Its Slurm job';
+COMMENT ON COLUMN progress.started_at IS 'Since when it was being measured, UTC';
+COMMENT ON COLUMN progress.updated_at IS 'When its driver last said so, UTC';
+
+COMMENT ON TABLE build IS 'When and from what this database was made: one row';
+COMMENT ON COLUMN build.campaign IS 'Name of the campaign';
+COMMENT ON COLUMN build.made_at IS 'Start of the making, UTC: rows stored before are in it';
+COMMENT ON COLUMN build.seconds IS 'How long it took';
+COMMENT ON COLUMN build.rows IS 'Rows read, all versions and attempts';
+COMMENT ON COLUMN build.plan_key IS 'Hash of the shards'' names: of the planned fingerprints';
+COMMENT ON COLUMN build.rows_key IS 'Hash of the names of the row files';
+COMMENT ON COLUMN build.drivers_key IS 'Hash of the drivers that were measuring, empty where none was';

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +19,9 @@ from kvfrontier.metrics import METRICS
 from kvfrontier.plan.disk import read_cells
 from kvfrontier.store.columns import build_parameters
 from kvfrontier.store.files import explained
+from kvfrontier.store.heartbeat import drivers_key
+from kvfrontier.store.newest import newest_of, plan_key, rows_key
+from kvfrontier.store.progress import Estimator, ShardProgress, progress_table, shard_progress
 from kvfrontier.store.quantiles import NORMAL_975, TABULATED, t_table
 from kvfrontier.store.rows import read_table
 
@@ -27,31 +33,58 @@ def database_path(campaign_dir: Path) -> Path:
     return campaign_dir / f"{campaign_dir.name}.duckdb"
 
 
-def build_database(campaign_dir: Path) -> Path:
+def live_path(campaign_dir: Path) -> Path:
+    """Where a database of a campaign that still runs lies (see `store.live`)."""
+    return campaign_dir / f"{campaign_dir.name}.live.duckdb"
+
+
+def build_database(campaign_dir: Path, published: Path | None = None, estimate: Estimator | None = None) -> Path:
     """Join every planned cell with its stored row and publish the result; readers of the old file are not disturbed.
 
     Damaged row files are skipped, counted, named in the log and in the table `damaged_files`.
+    published: where to, `database_path` without. estimate: how long each planned cell takes, for the time left.
     Raises Unavailable where the campaign has no plan yet, or the folder cannot be written.
     """
+    made_at, start_s = datetime.now(UTC), time.monotonic()
     plan = read_cells(campaign_dir)
+    # Before the rows: what comes meanwhile makes it outdated.
+    keys = plan_key(campaign_dir), rows_key(campaign_dir), drivers_key(campaign_dir)
     rows, damaged = read_table(campaign_dir)
+    progress = shard_progress(campaign_dir, plan, newest_of([rows]), estimate or (lambda: None))
     for name in damaged:
         log.warning("skipped a damaged row file: %s", name)
-    published = database_path(campaign_dir)
+    published = published or database_path(campaign_dir)
     # In the same folder: a rename across file systems is not atomic.
-    with explained(published), tempfile.TemporaryDirectory(dir=campaign_dir, prefix=".building-") as aside:
+    with explained(published), tempfile.TemporaryDirectory(dir=published.parent, prefix=".building-") as aside:
         built = Path(aside) / published.name
         try:
             with duckdb.connect(built) as connection:
-                fill(connection, plan, rows, damaged)
-        except duckdb.IOException as error:  # a full disk, mostly: DuckDB has its own errors for the file system's
-            raise Unavailable(f"cannot write {published}: {error}") from error
+                connection.execute("SET enable_external_access = false")  # nothing in a row may name a file
+                fill(connection, plan, rows, damaged, progress)
+                made = (campaign_dir.name, made_at.replace(tzinfo=None), time.monotonic() - start_s, len(rows), *keys)
+                connection.execute("INSERT INTO build VALUES (?, ?, ?, ?, ?, ?, ?)", made)
+                connection.execute("CHECKPOINT")  # on a full disk closing would leave that out without a word
+            with built.open("rb") as file:
+                os.fsync(file.fileno())
+        except (duckdb.IOException, duckdb.FatalException) as error:  # DuckDB has its own for a full disk
+            raise Unavailable(f"cannot write {published}: {str(error).partition(chr(10))[0]}") from error
+        except duckdb.Error as error:  # the plan is of another version, or not ours
+            advice = f"remove {campaign_dir / 'plan'}; `kvfrontier plan {campaign_dir.name}` makes it again"
+            raise Unavailable(f"{published} cannot be made of plan and rows ({error}); {advice}") from error
         os.replace(built, published)
+    if published == database_path(campaign_dir):
+        live_path(campaign_dir).unlink(missing_ok=True)  # it has nothing that this one lacks
     log.info("%s: %d cells, %d rows, %d damaged files", published, plan.num_rows, rows.num_rows, len(damaged))
     return published
 
 
-def fill(connection: duckdb.DuckDBPyConnection, plan: pa.Table, rows: pa.Table, damaged: list[str]) -> None:
+def fill(
+    connection: duckdb.DuckDBPyConnection,
+    plan: pa.Table,
+    rows: pa.Table,
+    damaged: list[str],
+    progress: Iterable[ShardProgress] = (),
+) -> None:
     """Create all tables, with their comments, in an empty database."""
     connection.execute("SET TimeZone = 'UTC'")
     connection.register("plan_arrow", plan)
@@ -65,6 +98,8 @@ def fill(connection: duckdb.DuckDBPyConnection, plan: pa.Table, rows: pa.Table, 
     connection.execute("CREATE TABLE metrics AS FROM metrics_arrow")
     connection.register("damaged_arrow", pa.table({"file": pa.array(damaged, pa.string())}))
     connection.execute("CREATE TABLE damaged_files AS FROM damaged_arrow")
+    connection.register("progress_arrow", progress_table(progress))
+    connection.execute("CREATE TABLE progress AS FROM progress_arrow")
     connection.execute(_t_quantile_macro())
     parameter_comments = build_parameters(connection)
     sql = files("kvfrontier.store")

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvfrontier.errors import Unavailable
+
+LEFTOVER = re.compile(r"\..+\.tmp|.+\.partial|\.building-.+")
+"""What our writers call a file or folder that is not whole yet."""
+LEFT_AFTER_S = 3600.0
+"""A younger one may still be written to, perhaps by another machine, whose processes we do not see."""
 
 _MEANING = {
     errno.ENOSPC: "the disk is full; free some space there, or set KVFRONTIER_RESULTS to a folder on another disk",
@@ -56,3 +64,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def drop_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed have left below `folder`; what cannot be removed stays."""
+    before_s = time.time() - LEFT_AFTER_S
+    for parent, folders, files in os.walk(folder):
+        for name in filter(LEFTOVER.fullmatch, [*folders, *files]):
+            path = Path(parent, name)
+            with suppress(OSError):
+                if path.lstat().st_mtime < before_s:
+                    shutil.rmtree(path) if name in folders else path.unlink()
+        folders[:] = [name for name in folders if not LEFTOVER.fullmatch(name)]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kvfrontier.store.ledger import write_ledger
+from kvfrontier.store.ledger import ATTEMPT, newest_of, write_ledger
 from kvfrontier.store.lock import held
 from kvfrontier.store.parts import Damaged, group_of, list_parts, read_part, set_aside, write_part
 from kvfrontier.store.rows import cell_file, read_cell_file, without_repeats
 from kvfrontier.store.schema import ROW
+from kvfrontier.store.sound import require_sound
 
 SMALL_PART_BYTES = 8 * 2**20
 MAX_SMALL_PARTS = 8
@@ -28,19 +29,19 @@ def fold(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
     group = group_of(shard)
     with held(campaign_dir / "store" / ".lock", "folding rows into parts"):
         loose = [path for fingerprint in fingerprints if (path := cell_file(campaign_dir, fingerprint)).exists()]
-        rows = _read_sound(loose, read_cell_file)
+        rows = _read_loose(loose)
         if rows:
             write_part(campaign_dir, group, pa.concat_tables(rows))
         for path in loose:
             path.unlink(missing_ok=True)
-        _read_sound(list_parts(campaign_dir, group), lambda path: read_part(path, ["fingerprint"]))
+        folded = _read_sound(list_parts(campaign_dir, group), lambda path: read_part(path, ATTEMPT))
         _compact(campaign_dir, group)
-        return write_ledger(campaign_dir, shard, fingerprints)
+        return write_ledger(campaign_dir, shard, fingerprints, newest_of(folded, fingerprints))
 
 
 def _compact(campaign_dir: Path, group: str) -> None:
     """Merge a group's small parts once there are many, so that a hundred re-runs do not leave a hundred files."""
-    small = [path for path in list_parts(campaign_dir, group) if path.stat().st_size < SMALL_PART_BYTES]
+    small = [path for path in list_parts(campaign_dir, group) if path.lstat().st_size < SMALL_PART_BYTES]
     if len(small) <= MAX_SMALL_PARTS:
         return
     merged = without_repeats(pa.concat_tables([ROW.empty_table(), *_read_sound(small, read_part)]))
@@ -48,6 +49,16 @@ def _compact(campaign_dir: Path, group: str) -> None:
     for path in small:
         if path != kept:
             path.unlink(missing_ok=True)
+
+
+def _read_loose(paths: list[Path]) -> list[pa.Table]:
+    """See `_read_sound`. Rows are judged together, which is far quicker, and one by one where some are not sound."""
+    rows = _read_sound(paths, lambda path: read_cell_file(path, is_judged=False))
+    try:
+        require_sound(pa.concat_tables([ROW.empty_table(), *rows]))
+    except ValueError:
+        return _read_sound(paths, read_cell_file)
+    return rows
 
 
 def _read_sound(paths: list[Path], read: Callable[[Path], pa.Table]) -> list[pa.Table]:

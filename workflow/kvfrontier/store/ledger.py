@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
+from kvfrontier.plan.believed import read_plan
 from kvfrontier.store.files import write_atomically
-from kvfrontier.store.rows import read_files
+from kvfrontier.store.rows import Among, read_files
 
 RETRIED = frozenset({"error", "timeout"})
 """Statuses worth another try in a later run; the others would come out the same."""
+
+ATTEMPT = ("fingerprint", "attempt", "status", "reason_class", "started_at")
+"""Columns that say what an attempt came to."""
 
 NOT_THE_CELLS = frozenset({"DeviceMismatch", "Unavailable"})
 """Error classes that tell of the machine, and nothing of the cell: every run tries again, on another one perhaps."""
@@ -54,19 +58,26 @@ def shard_lock(campaign_dir: Path, shard: str) -> Path:
     return campaign_dir / "ledgers" / f".{shard}.lock"
 
 
-def stored_rows(campaign_dir: Path) -> tuple[dict[str, Stored], list[str]]:
-    """The newest readable attempt at every fingerprint, and a line for every damaged file."""
-    tables, damaged = read_files(campaign_dir, ["fingerprint", "attempt", "status", "reason_class", "started_at"])
+def stored_rows(campaign_dir: Path, among: Among | None = None) -> tuple[dict[str, Stored], list[str]]:
+    """The newest readable attempt at every fingerprint (or at those of a shard), and a line for every damaged file."""
+    tables, damaged = read_files(campaign_dir, ATTEMPT, among)
+    return newest_of(tables, among.fingerprints if among else None), damaged
+
+
+def newest_of(tables: Iterable[pa.Table], fingerprints: Collection[str] | None = None) -> dict[str, Stored]:
+    """The newest attempt at every fingerprint, or at each of these; tables with the columns ATTEMPT."""
     newest: dict[str, Stored] = {}
     since: dict[str, tuple[int, int]] = {}  # of two rows of one attempt the later one counts, as in `rows.read_table`
+    wanted = None if fingerprints is None else pa.array(list(fingerprints), pa.string())
     for table in tables:
-        columns = (table.column(name).to_pylist() for name in ("fingerprint", "attempt", "status", "reason_class"))
-        started_us = table.column("started_at").cast(pa.int64()).to_pylist()
+        chosen = table if wanted is None else table.filter(pc.is_in(table.column("fingerprint"), wanted))
+        columns = (chosen.column(name).to_pylist() for name in ("fingerprint", "attempt", "status", "reason_class"))
+        started_us = chosen.column("started_at").cast(pa.int64()).to_pylist()
         for fingerprint, attempt, status, reason_class, started in zip(*columns, started_us, strict=True):
             if fingerprint not in newest or (attempt, started) > since[fingerprint]:
                 newest[fingerprint] = Stored(attempt, status, reason_class)
                 since[fingerprint] = attempt, started
-    return newest, damaged
+    return newest
 
 
 def write_ledger(
@@ -122,7 +133,7 @@ def _why_untrue(fingerprints: Sequence[str], newest: Mapping[str, Stored], max_a
 
 
 def _planned_fingerprints(campaign_dir: Path) -> dict[str, list[str]]:
-    table = pq.read_table(campaign_dir / "plan" / "cells.parquet", columns=["shard", "fingerprint"])
+    table = read_plan(campaign_dir, ["shard", "fingerprint"])
     planned: dict[str, list[str]] = {}
     for shard, fingerprint in zip(
         table.column("shard").to_pylist(), table.column("fingerprint").to_pylist(), strict=True

@@ -15,6 +15,8 @@ from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.store.files import explained
 
 POLL_S = 0.5
+LOOKS = 3
+LOOK_S = 0.05
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
@@ -28,7 +30,7 @@ def acquire(path: Path, purpose: str) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
     except BlockingIOError:
         busy = _busy(descriptor, purpose)
         os.close(descriptor)
@@ -44,6 +46,16 @@ def acquire(path: Path, purpose: str) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, note.encode(), 0)
     return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    """Take it; `holder_of` in another process may hold it for a moment, so only a longer refusal counts."""
+    for _ in range(LOOKS):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+    return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _busy(descriptor: int, purpose: str) -> Busy:

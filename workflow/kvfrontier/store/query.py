@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +19,95 @@ import pyarrow.parquet as pq
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.store.database import database_path
 
+READERS = {".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet", ".json": "read_json"}
+DATABASES = (".duckdb", ".db")
+
 
 class QueryError(KVFrontierError):
     """DuckDB refused the SQL."""
 
 
-def open_database(campaign_dir: Path) -> duckdb.DuckDBPyConnection:
-    """A read-only connection to the published database; raises Unavailable where there is none."""
-    path = database_path(campaign_dir)
+def open_database(
+    campaign_dir: Path, path: Path | None = None, files: Mapping[str, Path] | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A read-only connection to the published database, or the one at `path`; raises Unavailable where there is none.
+
+    What is asked through it reaches no file, extension, network or variable of this program. files: name -> a file
+    that is read before the door is closed, so that SQL finds it under that name and can still write nowhere.
+    """
+    path = path or database_path(campaign_dir)
     if not path.exists():
-        raise Unavailable(f"{path} is not there yet: run `kvfrontier store {campaign_dir.name}`, or the whole campaign")
-    options = {"enable_external_access": False, "autoinstall_known_extensions": False, "lock_configuration": True}
+        run = f"run `kvfrontier store {campaign_dir.name}`, or the whole campaign"
+        raise Unavailable(f"{path} is not there yet: {run}. `kvfrontier query` without --published asks the rows")
+    # Without a folder to spill to, a question that does not fit in memory fails instead of filling the results' disk.
+    closed = {"python_enable_replacements": False, "autoload_known_extensions": False, "temp_directory": ""}
     try:
-        return duckdb.connect(path, read_only=True, config=options)
+        connection = duckdb.connect(path, read_only=True, config={**closed, "autoinstall_known_extensions": False})
     except duckdb.Error as error:
         raise Unavailable(
             f"{path} cannot be opened: {error}. `kvfrontier store {campaign_dir.name}` rebuilds it"
         ) from error
+    for name, file in (files or {}).items():
+        _bring_in(connection, name, file)
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _bring_in(connection: duckdb.DuckDBPyConnection, name: str, file: Path) -> None:
+    """Make a file a temporary table, or attach it where it is a database; raises QueryError."""
+    quoted, kind = '"' + name.replace('"', '""') + '"', file.suffix.lower()
+    if not file.is_file():
+        raise QueryError(f"{file}: no such file")
+    if kind not in (*READERS, *DATABASES):
+        raise QueryError(f"{file}: expected a file that ends in {', '.join((*READERS, *DATABASES))}")
+    try:
+        if kind in DATABASES:
+            path = str(file).replace("'", "''")
+            connection.execute(f"ATTACH '{path}' AS {quoted} (READ_ONLY)")
+        else:
+            connection.execute(f"CREATE TEMP TABLE {quoted} AS FROM {READERS[kind]}(?)", [str(file)])
+    except duckdb.Error as error:
+        raise QueryError(f"{file}: {error}") from error
 
 
 def ask(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """The answer as a table ; raises QueryError."""
+    """The answer as a table; raises QueryError. Ctrl-C ends a question that takes too long."""
     try:
-        relation = connection.sql(sql)
-        if relation is None or not relation.columns:
-            raise QueryError(f"the SQL asks nothing.\nTables: {', '.join(table_names(connection))}")
-        table = relation.to_arrow_table()
+        statements = len(connection.extract_statements(sql))
+        if statements > 1:
+            raise QueryError(f"these are {statements} statements; ask one at a time")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(_answer, connection, sql)
+            try:
+                table = answer.result()
+            except KeyboardInterrupt:  # the thread is in DuckDB's own code, which does not hear it
+                connection.interrupt()
+                raise
     except duckdb.Error as error:
         raise QueryError(f"{error}\nTables: {', '.join(table_names(connection))}") from error
+    if table is None:
+        raise QueryError(f"the SQL asks nothing.\nTables: {', '.join(table_names(connection))}")
     return table.rename_columns(_distinct(table.column_names))
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table | None:
+    relation = connection.sql(sql)
+    return relation.to_arrow_table() if relation is not None and relation.columns else None
 
 
 def table_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """What can be asked, sorted."""
     return [name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables() ORDER BY ALL").fetchall()]
+
+
+@contextmanager
+def shown_as(kind: str) -> Iterator[None]:
+    """Raise QueryError for values that a format, or Python, has no place for: the year 200,000, a union."""
+    try:
+        yield
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        raise QueryError(f"the answer cannot be shown as {kind} ({error}): CAST that column AS VARCHAR") from error
 
 
 def as_csv(table: pa.Table) -> bytes:
@@ -65,7 +123,7 @@ def as_csv(table: pa.Table) -> bytes:
 
 
 def as_json(table: pa.Table) -> bytes:
-    """A list of objects, one a row. NaN, which JSON lacks, becomes null."""
+    """A list of objects, one a row. NaN and infinities, which JSON lacks, become null."""
     rows = [{key: _plain(value) for key, value in row.items()} for row in table.to_pylist(maps_as_pydicts="strict")]
     return (json.dumps(rows, default=str, indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -92,6 +150,6 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

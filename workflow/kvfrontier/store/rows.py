@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from kvfrontier.metrics import Measurement
 from kvfrontier.store.files import write_atomically
 from kvfrontier.store.parts import Damaged, list_parts, parse, read_part
 from kvfrontier.store.schema import ROW
+from kvfrontier.store.sound import require_sound
 
 KEYS = ("fingerprint", "attempt", "started_at")
 
@@ -50,6 +52,7 @@ def _encode(row: Mapping[str, Any]) -> bytes:
         compression="none",
         use_dictionary=False,
         write_statistics=False,
+        write_page_checksum=True,
     )
     return buffer.getvalue()
 
@@ -59,18 +62,35 @@ def loose_files(campaign_dir: Path) -> list[Path]:
     return sorted((campaign_dir / "cells").glob("*/*.parquet"))
 
 
-def iter_files(campaign_dir: Path) -> Iterator[Path]:
-    """Every file that holds rows: parts first, then loose cell files."""
-    yield from list_parts(campaign_dir)
-    yield from loose_files(campaign_dir)
+class Among(NamedTuple):
+    """The cells of one shard. Their rows are in the parts of its group (`parts.group_of`) or in files of their own."""
+
+    group: str
+    fingerprints: Collection[str]
 
 
-def read_cell_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The row in a loose cell file; raises Damaged, or FileNotFoundError when it has just been folded."""
-    return parse(path, path.read_bytes(), columns)
+def iter_files(campaign_dir: Path, among: Among | None = None) -> Iterator[Path]:
+    """Every file that holds rows, or may hold those of some cells: parts first, then loose cell files."""
+    yield from list_parts(campaign_dir, among.group if among else "*")
+    if among is None:
+        yield from loose_files(campaign_dir)
+    else:
+        files = (cell_file(campaign_dir, fingerprint) for fingerprint in among.fingerprints)
+        yield from (path for path in files if path.exists())
 
 
-def read_files(campaign_dir: Path, columns: Sequence[str] | None = None) -> tuple[list[pa.Table], list[str]]:
+def read_cell_file(path: Path, columns: Sequence[str] | None = None, is_judged: bool = True) -> pa.Table:
+    """The row in a loose cell file (see `parts.parse`); raises Damaged, or FileNotFoundError when it is just folded."""
+    wanted = columns if columns is None or "fingerprint" in columns else ["fingerprint", *columns]
+    row = parse(path, path.read_bytes(), wanted, is_judged)
+    if row.column("fingerprint").to_pylist() != [path.stem]:
+        raise Damaged(f"{path}: it does not hold the row that it is named after")
+    return row if wanted is columns else row.select(columns)
+
+
+def read_files(
+    campaign_dir: Path, columns: Sequence[str] | None = None, among: Among | None = None
+) -> tuple[list[pa.Table], list[str]]:
     """One table a readable file, and what is wrong with the others.
 
     Folding adds a part before it removes what went into it. So when a file has vanished under us, its rows are in a
@@ -78,12 +98,14 @@ def read_files(campaign_dir: Path, columns: Sequence[str] | None = None) -> tupl
     """
     vanished: set[Path] = set()
     while True:
-        tables, damaged = [], []
+        tables, loose, damaged = [], {}, []
         try:
-            for path in iter_files(campaign_dir):
-                reader = read_part if path.parent.name == "store" else read_cell_file
+            for path in iter_files(campaign_dir, among):
                 try:
-                    tables.append(reader(path, columns))
+                    if path.parent.name == "store":
+                        tables.append(read_part(path, columns))
+                    else:
+                        loose[path] = read_cell_file(path, columns, is_judged=False)
                 except Damaged as damage:
                     damaged.append(str(damage))
                 except FileNotFoundError:
@@ -93,9 +115,26 @@ def read_files(campaign_dir: Path, columns: Sequence[str] | None = None) -> tupl
                     damaged.append(f"{path}: is listed and cannot be found")
                 except OSError as error:
                     damaged.append(f"{path}: cannot be read ({error.strerror})")
-            return tables, damaged
+            return tables + _sound(loose, damaged), damaged
         except FileNotFoundError:
             continue
+
+
+def _sound(rows: dict[Path, pa.Table], damaged: list[str]) -> list[pa.Table]:
+    """Those of the files' rows that may be believed; a line for each other one goes to `damaged`."""
+    if not rows:
+        return []
+    with suppress(ValueError):
+        require_sound(pa.concat_tables(rows.values()))
+        return list(rows.values())
+    sound = []
+    for path, row in rows.items():
+        try:
+            require_sound(row)
+            sound.append(row)
+        except ValueError as error:
+            damaged.append(f"{path}: {error}")
+    return sound
 
 
 def read_table(campaign_dir: Path, columns: Iterable[str] | None = None) -> tuple[pa.Table, list[str]]:

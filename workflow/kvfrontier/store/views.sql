@@ -175,3 +175,7 @@ WITH chances AS (
 SELECT * EXCLUDE (reasons), CASE WHEN reasons = '' THEN 'informative' ELSE 'uninformative' END AS verdict,
   nullif(reasons, '') AS reason
 FROM judged;
+
+-- When and from what this file was made: one row, written last.
+CREATE TABLE build (campaign VARCHAR, made_at TIMESTAMP, seconds DOUBLE, rows BIGINT, plan_key VARCHAR, rows_key VARCHAR,
+  drivers_key VARCHAR);

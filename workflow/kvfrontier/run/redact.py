@@ -1,0 +1,28 @@
+"""Take secrets out of text that is kept: values of environment variables that are named like one, logins in URLs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+from kvfrontier.errors import without_logins
+
+MASK = "***"
+SHORTEST_SECRET = 8  # a shorter value is a word that may stand anywhere
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.I)
+
+
+def redact(text: str) -> str:
+    """`text` without secrets: exception messages may quote a URL or a header."""
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST_SECRET and value in text and _SECRET_NAME.search(name):
+            text = text.replace(value, MASK)
+    return without_logins(text)
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats as usual, tracebacks included, and takes secrets out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
