@@ -169,6 +169,13 @@ def test_formats_carry_the_same_rows(project, tmp_path):
     assert len(table) == 5
 
 
+def test_a_second_connection_beside_the_first_is_as_closed(synthetic_campaign):
+    with open_database(synthetic_campaign), open_database(synthetic_campaign) as second:
+        assert ask(second, "SELECT 1 AS a").num_rows == 1
+        with pytest.raises(QueryError):
+            ask(second, "SELECT * FROM read_csv('/etc/hostname')")
+
+
 def test_two_columns_of_one_name_both_show(project):
     assert CliRunner().invoke(query, ["SELECT 1 AS a, 2 AS a"]).stdout.split()[:2] == ["a", "a_2"]
 

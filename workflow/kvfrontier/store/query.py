@@ -49,8 +49,10 @@ def open_database(
         ) from error
     for name, file in (files or {}).items():
         _bring_in(connection, name, file)
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+    # DuckDB shares one instance, settings included, among a process's connections to a file: it may be closed already.
+    if not connection.execute("SELECT current_setting('lock_configuration')").fetchall()[0][0]:
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
     return connection
 
 
