@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvfrontier.errors import printable
 from kvfrontier.metrics import Measurement
-from kvfrontier.run.redact import redact
+from kvfrontier.run.redact import redact, secrets
 
 if TYPE_CHECKING:
     from kvfrontier.plan.planned import PlannedCell
@@ -37,22 +37,23 @@ def outcome_row(
 
     Texts that come from outside (messages, provenance) are kept without secrets.
     """
+    known = secrets()
     return {
         "cell_id": planned.cell_id,
         "fingerprint": planned.fingerprint,
         "parts": dict(planned.parts),
         "cell": json.dumps(planned.cell.as_dict(), sort_keys=True),
         "status": status,
-        "reason": printable(" ".join(redact(reason).split()))[:REASON_CHARS] or None,
+        "reason": printable(" ".join(redact(reason, known).split()))[:REASON_CHARS] or None,
         "reason_class": reason_class or None,
         "reason_phase": phase or None,
-        "reason_detail": printable(redact(detail)) or None,
+        "reason_detail": printable(redact(detail, known)) or None,
         "reason_bytes": asked_bytes,
         "achieved_budget": achieved_budget,
         "source": planned.source,
         "attempt": attempt,
         "started_at": started_at or datetime.now(UTC),
         "wall_s": wall_s,
-        "provenance": {name: redact(value) for name, value in (provenance or {}).items()},
+        "provenance": {name: redact(value, known) for name, value in (provenance or {}).items()},
         "measurements": list(measurements),
     }

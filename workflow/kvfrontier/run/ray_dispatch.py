@@ -114,7 +114,8 @@ class RayPool:
         calls = [*self._calls, *self._meetings]
         ready, _ = self.ray.wait(calls, num_returns=1, timeout=min(timeout_s, SLICE_S))
         self.stop_if_asked()
-        self.home.check()
+        if not ready:  # while answers come it is alive
+            self.home.check()
         if ready or self._calls:
             self._quiet_since_s = time.monotonic()
         elif time.monotonic() - self._quiet_since_s > START_PATIENCE_S:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
 
 from kvfrontier.errors import without_logins
 
@@ -13,11 +14,15 @@ SHORTEST_SECRET = 8  # a shorter value is a word that may stand anywhere
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH", re.I)
 
 
-def redact(text: str) -> str:
-    """`text` without secrets: exception messages may quote a URL or a header."""
-    for name, value in os.environ.items():
-        if len(value) >= SHORTEST_SECRET and value in text and _SECRET_NAME.search(name):
-            text = text.replace(value, MASK)
+def secrets() -> list[str]:
+    """What the environment holds under names of secrets now; asked for once for many texts, as reading it is slow."""
+    return [value for name, value in os.environ.items() if len(value) >= SHORTEST_SECRET and _SECRET_NAME.search(name)]
+
+
+def redact(text: str, known: Sequence[str] | None = None) -> str:
+    """`text` without secrets (`known`: those of `secrets()`): exception messages may quote a URL or a header."""
+    for value in secrets() if known is None else known:
+        text = text.replace(value, MASK)
     return without_logins(text)
 
 
