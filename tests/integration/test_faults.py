@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 import pytest
-from faults import FAULTS, SEED, Executioner, Lives, Trial, trials, trouble
+from faults import FAULTS, SEED, Executioner, Trial, trials, trouble
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600 + 120 * FAULTS)]
 DATABASE = "results/trial/trial.duckdb"
@@ -32,17 +32,6 @@ PLACES = [
     ("os.rename", "results/trial/report.html", 1),
     ("os.rename", "results/trial/verdict.txt", 1),
 ]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """The same campaign, undisturbed."""
-    trial = Trial(tmp_path_factory.mktemp("reference"))
-    trial.lives = Lives()
-    trial.lives.run(trial, DATABASE)
-    trial.check()
-    yield trial
-    trial.close()
 
 
 def tell(victim, phases, trial):

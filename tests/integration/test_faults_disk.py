@@ -27,7 +27,6 @@ PLACES = [
     ("open", "results/trial/.lock"),
     ("open", "results/trial/plan/.published.json.*"),
     ("open", "results/trial/inputs/model/.*"),
-    ("open", "results/trial/logs/measure/*.log"),
     ("open", "results/trial/ledgers/.*.lock"),
     ("open", "results/trial/cells/*/.*.tmp"),
     ("open", "results/trial/store/.lock"),
@@ -40,16 +39,6 @@ PLACES = [
     ("open", "results/trial/.report.html.*.tmp"),
     ("os.rename", "results/trial/verdict.txt"),
 ]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """The same campaign, undisturbed."""
-    trial = Trial(tmp_path_factory.mktemp("reference"))
-    run = trial.snakemake(DATABASE)
-    assert run.returncode == 0, run.stdout
-    yield trial
-    trial.close()
 
 
 @pytest.fixture
