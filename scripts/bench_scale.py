@@ -225,10 +225,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work [a temporary folder]")
     options = parser.parse_args()
     for name in ("cells", "one_cell_shards"):
-        if getattr(options, name) % STRATEGIES:
-            parser.error(
-                f"--{name.replace('_', '-')}: got {getattr(options, name)}; expected a multiple of {STRATEGIES}"
-            )
+        if (cells := getattr(options, name)) % STRATEGIES:
+            parser.error(f"--{name.replace('_', '-')}: got {cells}; expected a multiple of {STRATEGIES}")
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that orphans are ours to wait for, and counted
     if options.cells:
         with temporary_folder(options.folder) as root:

@@ -20,7 +20,7 @@ from kvfrontier.store.rows import read_files, read_table
 from workspace import Workspace, wait_until
 
 FAULTS = int(os.environ.get("KVFRONTIER_FAULTS") or 1)
-"""So many instants for each kind of victim; 50 for the whole of it (an hour)."""
+"""So many instants for each kind of victim; 50 for the whole of it (hours)."""
 SEED = os.environ.get("KVFRONTIER_FAULT_SEED") or str(random.SystemRandom().randrange(10**6))
 """Which instants. A failure names it; set it to have (about) the same ones again."""
 WORKERS = 2
@@ -226,7 +226,7 @@ class Executioner:
             if pids and (pids := self._alive(trial, process)):
                 os.kill(chance.choice(pids), signal.SIGKILL)
                 trial.kills += 1
-                trial.phases[phase] += 1
+                trial.phases[f"{self.victim}: {phase}"] += 1
                 struck += 1
         self.lives[self.victim] = self.lives[self.victim] * 1.1 if struck == blows else max(1.0, ended_s - seen_s)
         code = process.wait(PATIENCE_S)

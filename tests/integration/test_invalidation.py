@@ -1,7 +1,7 @@
 """The invalidation matrix: after each change a campaign really runs, and exactly the cells that it touches run again.
 
 What decides here is kvfrontier alone (fingerprints, plan, ledgers), so a step starts no Snakemake and no Ray: its
-shards are measured by the real `kvfrontier measure`, whose workers run in its own process (tests/copied.py).
+shards are measured by the real `kvfrontier measure`, whose workers run in its own process (tests/fresh.py).
 `test_what_runs_again.py` has the changes that Snakemake decides on. Of every step, `kvfrontier explain` must name the
 reason and `kvfrontier plan` the cost.
 """

@@ -57,7 +57,7 @@ def test_every_view_shows_a_run_as_it_is_and_what_a_killed_one_left(standing_sti
     assert (seen["cells"], seen["done"], seen["in_flight"], seen["left"]) == (CELLS, STORED, WORKERS, 1)
     assert seen["by_status"] == {status: count for (status, _), count in space.statuses().items()}
     (shard,) = seen["shards"]
-    assert shard["is_running"] and shard["host"] and shard["pid"] in space.processes("kvfrontier measure")
+    assert shard["is_running"] and shard["host"] and shard["pid"] == space.driver()
     assert seen["seconds_left"] > 0
     assert len(seen["cells_in_flight"]) == WORKERS and all("nap" in cell["label"] for cell in seen["cells_in_flight"])
     text = kvfrontier(space, "watch", "trial", "--once").stdout
@@ -77,7 +77,7 @@ def test_every_view_shows_a_run_as_it_is_and_what_a_killed_one_left(standing_sti
     assert "Traceback" in told and "raise error" in told and f"{failed['cell_id']} error" in told
     assert failed["cell_id"][:12] in kvfrontier(space, "log", "trial").stdout
 
-    os.kill(space.processes("kvfrontier measure")[0], signal.SIGKILL)
+    os.kill(space.driver(), signal.SIGKILL)
     process.wait(60)
     wait_until(lambda: not space.processes(""), 20, "every process of the run has ended")
     assert list(beats.glob("*.json")), "a killed driver cannot clean up"

@@ -103,10 +103,14 @@ def on_cluster(tmp_path_factory):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def plan(on_cluster, seeds, timeout_s=600, **axes):
+def campaign(on_cluster, seeds, timeout_s=600, **axes):
     on_cluster.space.campaign({"workload": [{"name": "nap"}], "seed": list(seeds), **axes}, timeout_s=timeout_s)
-    on_cluster.space.run("kvfrontier", "plan", "trial")
-    assert on_cluster.space.snakemake("-n").returncode == 0  # which writes the plan
+
+
+def plan(on_cluster, seeds, **settings):
+    """The same, and its plan, which `measure` reads."""
+    campaign(on_cluster, seeds, **settings)
+    assert on_cluster.space.snakemake("-n").returncode == 0
 
 
 def test_a_cluster_that_does_not_let_us_in_is_told_quickly_with_what_to_do(on_cluster):
@@ -130,13 +134,13 @@ def test_stuck_workers_are_gone_after_ctrl_c_and_after_their_time_and_the_cluste
     """Half of them hold the interpreter's lock and ignore SIGTERM."""
     space = on_cluster.space
     workloads = [{"name": "nap"}, {"name": "nap", "ending": "stuck"}]
-    plan(on_cluster, [1, 2], workload=workloads, timeout_s=600)
+    campaign(on_cluster, [1, 2], workload=workloads)
     process = on_cluster.start_and_hold(4)
     os.kill(process.pid, signal.SIGINT)  # it alone, not its process group
     assert process.wait(60) != 0
     wait_until(lambda: not space.processes("ray::EngineWorker"), 20, "our workers are gone")
     space.let_go()
-    plan(on_cluster, [1, 2], workload=workloads, timeout_s=25)
+    plan(on_cluster, [1, 2], workload=workloads, timeout_s=12)
     done = on_cluster.measure(on_cluster.address)
     assert done.returncode == 0, done.stdout
     assert space.statuses() == {("ok", 1): 2, ("timeout", 1): 2}
@@ -146,7 +150,7 @@ def test_stuck_workers_are_gone_after_ctrl_c_and_after_their_time_and_the_cluste
 
 def test_two_shards_at_once_on_both_nodes_of_which_one_is_lost(on_cluster):
     space = on_cluster.space
-    plan(on_cluster, range(10, 12), model=["toy", "toy2"])
+    campaign(on_cluster, range(10, 12), model=["toy", "toy2"])
     process = on_cluster.start_and_hold(4)
     assert len(space.processes("bin/kvfrontier measure")) >= 2, "both shards are being measured"
     assert len(on_cluster.raylets_with_workers()) == 2, "both nodes have workers"

@@ -31,12 +31,6 @@ def folders():
     return set(Path("/tmp").glob(f"kvf-{os.getuid()}-*"))
 
 
-def driver(space):
-    """The one `kvfrontier measure` that is no shell."""
-    pids = space.processes("bin/kvfrontier measure")
-    return next(pid for pid in pids if b"bash" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])
-
-
 def to_snakemake_alone(space, process, number):
     os.kill(process.pid, number)
 
@@ -46,7 +40,7 @@ def to_all_of_the_group(space, process, number):
 
 
 def to_the_driver_twice(space, process, number):
-    pid = driver(space)
+    pid = space.driver()
     os.kill(pid, number)
     time.sleep(0.3)
     os.kill(pid, number)
@@ -159,7 +153,7 @@ def test_nothing_around_us_reaches_into_our_ray(tmp_path):
         assert other.poll() is None, "the foreign Ray still runs"
         assert (tmp_path / ".ray" / "auth_token").read_text() == "somebody else's"
     finally:
-        os.killpg(other.pid, signal.SIGTERM)
+        os.killpg(other.pid, signal.SIGKILL)
         other.wait(60)
         shutil.rmtree(f"/tmp/for-{os.getpid()}", ignore_errors=True)
         for pid in space.processes(""):

@@ -45,9 +45,11 @@ class Nap(Workload):
         has_run = notes.exists() and note in notes.read_text().splitlines()
         with notes.open("a") as file:
             file.write(f"{note}\n")
+            file.flush()
+            end = file.tell()  # of this note: others may have been appended since
         with notes.with_suffix(".where").open("a") as file:
             file.write(json.dumps({"nap": note, **{name: os.environ.get(name) for name in WHERE}}) + "\n")
-        _wait_for_leave(notes.with_suffix(".limit"), len(notes.read_text().splitlines()))
+        _wait_for_leave(notes.with_suffix(".limit"), notes.read_bytes()[:end].count(b"\n"))
         time.sleep(self.seconds)
         yield Measurement(TTFT_S, 1.0 + seed)
         yield from ENDINGS[self.ending](has_run)

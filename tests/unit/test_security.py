@@ -88,13 +88,17 @@ def test_yaml_is_read_by_the_safe_loader_alone():
 
 def test_templates_escape_and_rules_quote():
     assert "|safe" not in (PACKAGE / "reports" / "page.html").read_text().replace(" ", "")
-    for rules in sorted((CHECKOUT / "workflow" / "rules").glob("*.smk")):
-        text = rules.read_text()
-        for line in text.splitlines():
-            if '"kvfrontier ' in line or line.strip().startswith('"{'):
-                # The launcher is `srun ...`, put together by shlex.join.
-                words = [word for word in line.split() if "{" in word and "params.launcher" not in word]
-                assert all(":q}" in word for word in words), f"{rules.name}: {line.strip()}"
+    commands = [
+        (rules.name, line.strip())
+        for rules in sorted((CHECKOUT / "workflow" / "rules").glob("*.smk"))
+        for line in rules.read_text().splitlines()
+        if '"kvfrontier ' in line or line.strip().startswith('"{')
+    ]
+    assert {name for name, _ in commands} == {"fetch.smk", "measure.smk", "report.smk", "store.smk"}
+    for name, line in commands:
+        # The launcher is `srun ...`, put together by shlex.join.
+        words = [word for word in line.split() if "{" in word and "params.launcher" not in word]
+        assert all(":q}" in word for word in words), f"{name}: {line}"
 
 
 def test_messages_carry_no_escape_sequences():

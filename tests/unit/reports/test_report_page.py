@@ -1,4 +1,4 @@
-"""Every chart renders; the page loads nothing and believes nobody."""
+"""Every chart renders; the page loads nothing. Hostile rows: tests/property/test_fuzz_results.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from kvfrontier.reports.style import MOST_CONFIGURATIONS, MOST_PANELS, MOST_POIN
 from kvfrontier.store.database import build_database
 from kvfrontier.store.query import open_database
 from synthetic import write_campaign
-
-EVIL = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=2'>{{ 7*7 }}"
 
 
 class Elements(HTMLParser):
@@ -70,17 +68,6 @@ def test_the_page_tells_what_failed_and_what_is_modelled(page):
     assert "asked for 3.0 GiB, 1.0 GiB free (test)" in text
     assert "MODELLED" in text
     assert "test-host" in text
-
-
-def test_markup_in_names_and_reasons_is_only_text(tmp_path):
-    folder = write_campaign(tmp_path, models=(EVIL,), evil_reason=EVIL)
-    build_database(folder)
-    text = write_report(folder).read_text()
-    elements = Elements(text).found
-    assert not [tag for tag, _ in elements if tag == "img"]
-    assert len([tag for tag, _ in elements if tag == "script"]) == 3
-    assert "window.hacked=1</script" not in text
-    assert "{{ 7*7 }}" in text
 
 
 def test_json_cannot_end_its_script_element():

@@ -155,6 +155,22 @@ def test_a_worker_that_waits_for_a_device_holds_up_nobody_and_is_given_no_cell()
     assert pool.started == [0, 1] and pool.stopped == [0], "the one that is up must time the exclusive cells"
 
 
+def test_a_worker_that_is_to_be_replaced_makes_way_for_one_that_waits_for_its_device():
+    class OneDevice(ScriptedPool):
+        never_up = frozenset({1})
+
+        def stop(self, worker):
+            super().stop(worker)
+            if worker == 0 and self.never_up:
+                self.never_up = frozenset()
+                self._coming.append(1)
+
+    error = Report("error", phase="run", recycle="after error")
+    pool = OneDevice(a=[error], b=[error])
+    _, done = run(pool, shared="ab")
+    assert sorted(done) == [("a", "error"), ("b", "error")] and pool.stopped[0] == 0
+
+
 def test_waiting_for_a_worker_does_not_count_against_a_cell_and_workers_that_never_live_stop_the_shard():
     pool = ScriptedPool()
     pool.unborn = scheduling.MAX_DEATHS_IN_A_ROW - 1

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.metrics import TTFT_S, Measurement
-from kvfrontier.store import prune as pruning
+from kvfrontier.store.files import LEFT_AFTER_S
 from kvfrontier.store.fold import fold
 from kvfrontier.store.ledger import shard_lock
 from kvfrontier.store.lock import Busy, held
@@ -156,7 +156,7 @@ def test_damaged_files_and_old_leftovers_go_and_young_ones_stay(folder):
     (folder / "logs" / "measure" / "gone.log").write_text("old")
     (folder / "logs" / "measure" / f"{SHARD}.log").write_text("new")
     assert prune(folder).counts == {STALE: 5, DAMAGED: 1}
-    long_ago = time.time() - 2 * pruning.LEFTOVER_AGE_S
+    long_ago = time.time() - 2 * LEFT_AFTER_S
     for path in (folder / "cells" / "00" / ".x.parquet.12.tmp", folder / ".building-abc"):
         os.utime(path, (long_ago, long_ago))
     assert prune(folder, logs=True).counts == {LEFTOVERS: 2, LOGS: 1}

@@ -180,7 +180,7 @@ def _effect_over(members: Sequence[Change], indexes: Sequence[int], noise: Scatt
             float(known.mean() if len(known) else sizes[0]), *[np.nan] * 3, max(tests - {"same"}, default="same")
         )
     if len(members) == 1:
-        return Effect(*members[0][-6:-1])
+        return Effect(*(getattr(members[0], name) for name in Effect._fields))
     if tests == {"Welch"} and len(members) < RANKED_FROM:
         pooled = over_repeats(sizes, Scatter(noise.error[indexes], noise.freedom[indexes]))
         if np.isfinite(pooled.p):

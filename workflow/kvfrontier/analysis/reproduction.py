@@ -37,7 +37,7 @@ def judge(before: Mapping[str, Any], after: Mapping[str, Any], found: Comparison
         reasons.append(f"the row's status is {before['status']}, now it is {after['status']}{why}")
     elif before["reason_class"] != after["reason_class"]:
         remarks.append(f"the row's error is {before['reason_class']}, now it is {after['reason_class']}")
-    for (metric, side), _ in found.one_sided.items():
+    for metric, side in found.one_sided:
         reasons.append(f"{metric} is {'missing now' if side == 'a' else 'not in the row'}")
     machine = [name for name in SAME_MACHINE if before["provenance"].get(name) != after["provenance"].get(name)]
     timed = [change for change in found.by_cell if is_timed(change)]

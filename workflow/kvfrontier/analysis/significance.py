@@ -5,6 +5,7 @@ Times and rates are compared as logarithms of ratios, so that a tenth more is th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -114,12 +115,12 @@ def mcnemar(lost: Floats, gained: Floats) -> Floats:
 
 def holm(p: ArrayLike) -> Floats:
     """Corrected so that one false alarm among all of them is as rare as the level says (Holm). NaN is no test."""
-    return _corrected(p, lambda known: _holm(known))
+    return _corrected(p, _holm)
 
 
 def benjamini_hochberg(p: ArrayLike) -> Floats:
     """Corrected so that of the alarms at most the level's share is false, on average. NaN is no test."""
-    return _corrected(p, lambda known: stats.false_discovery_control(known))
+    return _corrected(p, stats.false_discovery_control)
 
 
 def _holm(p: Floats) -> Floats:
@@ -130,7 +131,7 @@ def _holm(p: Floats) -> Floats:
     return corrected
 
 
-def _corrected(p: ArrayLike, correct) -> Floats:
+def _corrected(p: ArrayLike, correct: Callable[[Floats], Floats]) -> Floats:
     values = np.asarray(p, dtype=float)
     known = ~np.isnan(values)
     result = np.full_like(values, np.nan)

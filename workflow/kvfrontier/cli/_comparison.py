@@ -13,7 +13,6 @@ from kvfrontier.plan.cell import Cell
 from kvfrontier.store.selection import Selection
 
 CHANGED = ("worse", "better", "changed")
-VALUES_SHOWN = 3
 DIFFERENCES_SHOWN = 30
 
 

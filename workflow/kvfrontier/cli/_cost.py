@@ -43,6 +43,14 @@ def sum_up(keys: Iterable[Hashable], estimates: Iterable[Estimate]) -> dict[Hash
     return dict(sorted(costs.items(), key=lambda item: -item[1].cells))
 
 
+def total(estimates: Iterable[Estimate]) -> Cost:
+    """All cells together."""
+    cost = Cost()
+    for estimate in estimates:
+        cost.add(estimate)
+    return cost
+
+
 def device_time(hours: float) -> str:
     """`3.2 device hours`, or `1 min 20 s of device time`."""
     from kvfrontier.units import format_seconds

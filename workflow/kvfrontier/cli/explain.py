@@ -28,36 +28,26 @@ def command(campaign: str | None, prefix: str, as_json: bool) -> None:
     Cells are grouped by what changed; a change names the part (code, model, data, package) before and now, and the
     group what measuring it costs.
     """
-    from kvfrontier.cli._cost import Cost, spent, sum_up
-    from kvfrontier.plan.disk import prepare, read_cells
-    from kvfrontier.plan.project import Project
-    from kvfrontier.run.estimate import estimates
-    from kvfrontier.store.running import keep_plan_of_run
-    from kvfrontier.store.standing import standings
-    from kvfrontier.store.why import in_words
+    from kvfrontier.cli._campaign import prepared
+    from kvfrontier.cli._cost import spent, total
 
-    project = Project.find()
-    index = prepare(project, campaign, keep_plan_of_run)
-    plan = read_cells(index.campaign_dir)
-    found, damaged = standings(plan, index.campaign_dir, index.max_attempts, project.settings.fingerprint.ignore)
-    reasons = in_words(plan, found, index.campaign_dir)
-    costs = estimates(plan, index.campaign_dir, project)
+    index, plan, found, reasons, costs, damaged = prepared(campaign)
     names = ("cell_id", "fingerprint", "cell")
     cells = zip(*(plan.column(name).to_pylist() for name in names), found, reasons, costs, strict=True)
     chosen = [cell for cell in cells if cell[0].startswith(prefix) or cell[1].startswith(prefix)]
     if prefix and not chosen:
         raise click.UsageError(f"no cell of {index.campaign} has a cell_id or fingerprint that starts with '{prefix}'")
     groups: dict[tuple, list] = {}
-    for *cell, standing, reason, cost in chosen:
+    for *cell, standing, reason, estimate in chosen:
         if standing.state != "stored" or prefix:
             key = (standing.state, reason, standing.reason, tuple(sorted(standing.changes.items())))
-            groups.setdefault(key, []).append((*cell, cost))
+            groups.setdefault(key, []).append((*cell, estimate))
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     described = [_describe(key, members) for key, members in ordered]
-    needed = [cost for *_, standing, _, cost in chosen if standing.state == "measure"]
-    total = sum_up([None] * len(needed), needed).get(None, Cost()).as_dict()
+    needed = [estimate for *_, standing, _, estimate in chosen if standing.state == "measure"]
+    cost = total(needed).as_dict()
     if as_json:
-        answer = {"campaign": index.campaign, "cost": total, "groups": described, "damaged": damaged}
+        answer = {"campaign": index.campaign, "cost": cost, "groups": described, "damaged": damaged}
         click.echo(json.dumps(answer, indent=2))
         return
     for line in damaged:
@@ -67,14 +57,14 @@ def command(campaign: str | None, prefix: str, as_json: bool) -> None:
     for group in described:
         click.echo(printable(_as_text(group)))
     if len(described) > 1 and needed:
-        click.echo(f"In all {_cells(total['cells'])} to measure, {spent(total)}.")
+        click.echo(f"In all {_cells(cost['cells'])} to measure, {spent(cost)}.")
 
 
 def _describe(key: tuple, members: list[tuple[str, str, str, Estimate]]) -> dict[str, Any]:
-    from kvfrontier.cli._cost import sum_up
+    from kvfrontier.cli._cost import total
 
     state, why, reason, changes = key
-    cost = sum_up([None] * len(members), (member[-1] for member in members))[None]
+    cost = total(member[-1] for member in members)
     return {
         "cells": len(members),
         "state": state,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvfrontier.run.cell_log import CellRecord, Failure
 
 LATEST = 10
@@ -40,8 +42,9 @@ def command(words: tuple[str, ...], as_json: bool) -> None:
 
 def _sorted_out(words: tuple[str, ...]) -> tuple[str | None, str | None]:
     """CELL and CAMPAIGN."""
+    from kvfrontier.cli._campaign import has_results
     from kvfrontier.errors import ConfigError
-    from kvfrontier.plan.project import Project, is_name
+    from kvfrontier.plan.project import Project
 
     if len(words) != 1:
         return (words[0], words[1]) if words else (None, None)
@@ -49,12 +52,12 @@ def _sorted_out(words: tuple[str, ...]) -> tuple[str | None, str | None]:
     try:
         project.campaign_file(words[0])
     except ConfigError:
-        if not (is_name(words[0]) and (project.results / words[0] / "plan").is_dir()):
+        if not has_results(project, words[0]):
             return words[0], None
     return None, words[0]
 
 
-def _failures(folder: Any) -> list[Failure]:
+def _failures(folder: Path) -> list[Failure]:
     from kvfrontier.plan.disk import read_cells
     from kvfrontier.run.cell_log import latest_failures
     from kvfrontier.store.newest import Newest
@@ -62,7 +65,7 @@ def _failures(folder: Any) -> list[Failure]:
     return latest_failures(read_cells(folder), Newest(folder).read(), LATEST)
 
 
-def _list(folder: Any, found: list[Failure]) -> str:
+def _list(folder: Path, found: list[Failure]) -> str:
     from kvfrontier.cli._table import one_line
     from kvfrontier.run.verdict import log_command
 

@@ -37,7 +37,7 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
     from kvfrontier.run.measure import Limits, Shard, measure
     from kvfrontier.run.slurm_job import slurm_job
     from kvfrontier.run.verdict import log_file
-    from kvfrontier.run.watch import Stopped, stoppable
+    from kvfrontier.run.watch import Stopped, leave_now, stoppable
 
     folder = results_of(campaign)
     index = read_index(folder)
@@ -58,7 +58,7 @@ def command(campaign: str, shard: str, log: Path | None, workers: int | None, ra
             )
     except Stopped as stopped:
         click.echo(f"{shard}: {stopped}", err=True)
-        raise SystemExit(130) from None
+        leave_now()
 
 
 def log_to(path: Path) -> None:

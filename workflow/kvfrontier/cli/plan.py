@@ -40,19 +40,9 @@ def command(campaign: str | None, most_cells: int, as_json: bool) -> None:
     Checks the campaign and the files it names first and reports every mistake at once. Measures nothing. The cost is
     of the cells alone, one after another: what rows of the same or of similar cells took, else what a model says.
     """
-    from kvfrontier.plan.disk import prepare, read_cells
-    from kvfrontier.plan.project import Project
-    from kvfrontier.run.estimate import estimates
-    from kvfrontier.store.running import keep_plan_of_run
-    from kvfrontier.store.standing import standings
-    from kvfrontier.store.why import in_words
+    from kvfrontier.cli._campaign import prepared
 
-    project = Project.find()
-    index = prepare(project, campaign, keep_plan_of_run)
-    cells = read_cells(index.campaign_dir)
-    found, damaged = standings(cells, index.campaign_dir, index.max_attempts, project.settings.fingerprint.ignore)
-    reasons = in_words(cells, found, index.campaign_dir)
-    costs = estimates(cells, index.campaign_dir, project)
+    index, cells, found, reasons, costs, damaged = prepared(campaign)
     summary = {
         "campaign": index.campaign,
         "run": f"snakemake --profile profiles/local --config campaign={shlex.quote(campaign or index.campaign)}",
@@ -71,21 +61,20 @@ def _summary(
     index: PlanIndex, shards: list[str], found: list[Standing], reasons: list[str], costs: list[Estimate]
 ) -> dict[str, Any]:
     """Counts, reasons and costs of all cells and of each shard; a column each, in the order of the plan."""
-    from kvfrontier.cli._cost import Cost, sum_up
+    from kvfrontier.cli._cost import Cost, sum_up, total
 
     states: dict[str, Counter] = {shard.name: Counter() for shard in index.shards}
     for shard, standing in zip(shards, found, strict=True):
         states[shard][standing.state] += 1
     wanted = [number for number, standing in enumerate(found) if standing.state == "measure"]
     chosen = [costs[number] for number in wanted]
-    total = sum_up(["all"] * len(wanted), chosen).get("all", Cost())
     by_shard = sum_up([shards[number] for number in wanted], chosen)
     by_reason = sum_up([reasons[number] for number in wanted], chosen)
     impossible = Counter(standing.reason for standing in found if standing.state == "unsupported")
     return {
         "cells": len(found),
         **{state: sum(counts[state] for counts in states.values()) for state in STATES},
-        "cost": total.as_dict(),
+        "cost": total(chosen).as_dict(),
         "dropped": index.dropped,
         "duplicates": index.duplicates,
         "reasons": {reason: cost.as_dict() for reason, cost in by_reason.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ TOKENIZER_FILES = (
     "chat_template*",
 )
 SHAPED = "a model whose config.json says its shape"
+SHA256_DIGITS = 64
 MOST = 10**9
 """Of layers, heads, sizes and positions: above, the number is a slip, and the sums over it are none."""
 
@@ -121,8 +123,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _file_sha256(path: Path) -> str:
     key = content_hash([str(path.resolve()), *_state(path)])
     memory = kvfrontier_cache() / "identity" / key
-    if memory.is_file():
-        return memory.read_text()
+    with suppress(OSError, ValueError):
+        if len(known := memory.read_text()) == SHA256_DIGITS:  # a crash may have left it empty
+            return known
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     try:

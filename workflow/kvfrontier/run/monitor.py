@@ -74,8 +74,6 @@ class Monitor:
         start_s = time.monotonic()
         if start_s >= self._estimate_again_s:
             self._seconds = self._estimate()
-            if self._seconds is not None and len(self._seconds) != len(self._plan):
-                self._seconds = None  # the plan was made again in between
             end_s = time.monotonic()
             self._estimate_again_s = end_s + max(ESTIMATED_FOR_S, 20 * (end_s - start_s))
         return self._seconds

@@ -21,27 +21,26 @@ TOLERANCE_S = 60.0
 """So far the clock of a file server may be ahead of ours."""
 LONG_AGO_S = 1.0
 """Not 0, which Snakemake takes for no time at all."""
-LOCKED = "Could not set lock"
-"""Is in what DuckDB says of a database that another program writes to just now."""
+NOT_DAMAGED = ("Could not set lock", "Permission denied", "Too many open files")
+"""Are in what DuckDB says of a database that another program writes to just now, or that we cannot open."""
 
 
-def is_outdated(campaign_dir: Path, ledgers: Iterable[str]) -> bool:
+def is_outdated(campaign_dir: Path, inputs: Iterable[str]) -> bool:
     """Whether the database and the report must be made again. Removes a database that is none.
 
-    Times in the future (the clock was wrong, then or now) are taken back: they would hide whatever comes next.
+    Times in the future (the clock was wrong, then or now) are taken back. On what is presented they would hide whatever
+    comes next; on what rules read (`inputs`: ledgers, receipts) each job would fail, for its output would be older.
     """
     presented = [database_path(campaign_dir), *(campaign_dir / name for name in ("report.html", "verdict.txt"))]
-    found = [_take_back(path, LONG_AGO_S) for path in presented]
-    for path in ledgers:
-        _take_back(Path(path), time.time())
+    found = [_take_back(path) for path in (*presented, *map(Path, inputs))]
     return any(found) or not _is_of_these_rows(campaign_dir, presented[0])
 
 
-def _take_back(path: Path, to_s: float) -> bool:
+def _take_back(path: Path) -> bool:
     with suppress(OSError):
         if path.stat().st_mtime > time.time() + TOLERANCE_S:
             logger.warning("%s is from the future: was the clock set back?", path)
-            os.utime(path, (to_s, to_s))
+            os.utime(path, (LONG_AGO_S, LONG_AGO_S))
             return True
     return False
 
@@ -55,7 +54,7 @@ def _is_of_these_rows(campaign_dir: Path, path: Path) -> bool:
     except duckdb.CatalogException:  # it is whole, and made by an older version or somebody else
         return False
     except duckdb.Error as error:
-        if LOCKED in str(error):
+        if isinstance(error, duckdb.OutOfMemoryException) or any(why in str(error) for why in NOT_DAMAGED):
             return True
         logger.warning("not a whole DuckDB file, made again: %s", path)
         _remove(path)

@@ -72,7 +72,7 @@ class RayCluster:
         if self._sign is not None:
             self._sign.unlink(missing_ok=True)
 
-    def leave(self, ray: Any) -> None:
+    def leave(self, ray: Any, in_order: bool) -> None:
         """Leave the cluster, which ends our workers and nothing else."""
         ray.shutdown()
 

@@ -60,8 +60,8 @@ class Home(Protocol):
     def check(self) -> None:
         """Raise Unavailable when it is no longer there; called about twice a second."""
 
-    def leave(self, ray: Any) -> None:
-        """End our workers, and Ray itself if it is ours."""
+    def leave(self, ray: Any, in_order: bool) -> None:
+        """End our workers, and Ray itself if it is ours. `in_order`: all is done, nothing has gone wrong."""
 
 
 @dataclass
@@ -151,7 +151,8 @@ class RayPool:
             logger.info("%s", error)
             told = " ".join(_COLOR.sub("", str(error)).split())
             told = told.rpartition("The actor is dead because ")[2].partition(". Some common")[0]
-            is_oom = "OutOfMemory" in type(error).__name__ or "memory pressure" in told or self._kernel.has_killed()
+            is_killed = self._kernel.has_killed()  # asked each time: it counts
+            is_oom = is_killed or "OutOfMemory" in type(error).__name__ or "memory pressure" in told
             return Died(told, is_oom, is_lost=_LOST.search(told) is not None)
 
     def _tell_why_none_starts(self) -> None:
@@ -170,7 +171,7 @@ class RayPool:
         if met is None or not self.home.on_this_machine:
             return
         deadline_s = time.monotonic() + EXIT_PATIENCE_S
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, PermissionError):
             while time.monotonic() < deadline_s:
                 os.kill(met.pid, 0)
                 if Path(f"/proc/{met.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -188,11 +189,13 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
         stop_if_asked()
         import ray
 
+        in_order = False
         try:
             placement = home.connect(ray)
             insist_on_handlers()  # Ray has put its own in place
             stop_if_asked()
             yield RayPool(ray, home, placement, project, campaign_dir, stop_if_asked)
+            in_order = True
         finally:
             insist_on_handlers()
-            home.leave(ray)
+            home.leave(ray, in_order)

@@ -74,10 +74,11 @@ class PrivateRay:
     def mark_for_workers(self) -> None:
         """Workers run here and see what we see."""
 
-    def leave(self, ray: Any) -> None:
-        """End every process of this Ray, then what is left of it in ours: the other way round it may take a minute."""
+    def leave(self, ray: Any, in_order: bool) -> None:
+        """End every process of this Ray. When something is wrong, asking it to end could take a minute: leave that."""
+        if in_order:
+            ray.shutdown()
         self.sweep()
-        ray.shutdown()
 
     def sweep(self) -> None:
         """Let the guard do its work now. Two threads may call this at once."""

@@ -140,6 +140,8 @@ class Schedule:
             if len(self._queue) > len(self._starting):
                 self._idle.remove(worker)
                 self._start(worker)
+            elif self._queue:  # those that are starting may wait for the very device that it holds
+                self.pool.stop(worker)
         while self._queue and (fresh := [worker for worker in self._idle if worker not in self._worn]):
             self._idle.remove(fresh[-1])
             self._running[fresh[-1]] = flight = _InFlight(self._queue.popleft(), time.monotonic())

@@ -56,13 +56,27 @@ class CampaignFiles:
         """A file that changes when the set of shards does: a shard that was taken out leaves no newer ledger behind."""
         return str(self.campaign_dir / "plan" / "published.json")
 
+    @property
+    def receipts(self) -> list[str]:
+        """What `fetch_model` and `fetch_data` jobs produce."""
+        return [self._receipt("model", name) for name in self.index.models] + self._data_receipts()
+
+    @property
+    def inputs(self) -> list[str]:
+        """All that some rule reads."""
+        return [self.published, *self.receipts, *self.ledgers]
+
     def inputs_of(self, wildcards: Any) -> list[str]:
         """Receipts of what a shard's cells read."""
         models = {shard.name: shard.model for shard in self.index.shards}
         model = _known(models, wildcards.shard, "shard")
-        wanted = [("model", model)] if model in self.index.models else []
-        wanted += [("data", name) for name in self.index.data]
-        return [str(self.campaign_dir / "inputs" / kind / receipt_name(name)) for kind, name in wanted]
+        return [self._receipt("model", model)] * (model in self.index.models) + self._data_receipts()
+
+    def _data_receipts(self) -> list[str]:
+        return [self._receipt("data", name) for name in self.index.data]
+
+    def _receipt(self, kind: str, name: str) -> str:
+        return str(self.campaign_dir / "inputs" / kind / receipt_name(name))
 
     def received(self, receipt: str) -> str:
         """The model or data source whose receipt has this name."""
@@ -108,7 +122,7 @@ def open_campaign(name_or_path: str | None, is_main: bool, is_dry: bool) -> Camp
     for line in drop_untrue(index.campaign_dir, index.shards, index.max_attempts):
         logger.warning("to measure again: %s", line)
     files = CampaignFiles(index, lock)
-    _note_published(files, is_outdated(files.campaign_dir, files.ledgers))
+    _note_published(files, is_outdated(files.campaign_dir, files.inputs))
     return files
 
 

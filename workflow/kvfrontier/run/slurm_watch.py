@@ -57,7 +57,14 @@ def _watch(prefix: str, poll_s: float, quiet_s: float, patience_s: float) -> Non
 
 def _has_own_work() -> bool:
     """Local rules run as children."""
-    return any(child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process().children())
+    return any(_runs(child) for child in psutil.Process().children())
+
+
+def _runs(child: psutil.Process) -> bool:
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # ended since it was listed
+        return False
 
 
 def _has_jobs(prefix: str) -> bool:

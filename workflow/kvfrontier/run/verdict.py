@@ -10,9 +10,9 @@ from typing import NamedTuple
 from kvfrontier.plan.believed import read_plan
 from kvfrontier.plan.cell import Cell
 from kvfrontier.store.ledger import RETRIED, Stored
-from kvfrontier.store.rows import read_table
+from kvfrontier.store.newest import COLUMNS, newest_of
+from kvfrontier.store.rows import read_files
 
-COLUMNS = ("fingerprint", "attempt", "status", "reason", "reason_class")
 NAMED_DIGITS = 12
 """Of a cell_id in a command: enough to tell a million cells apart."""
 
@@ -43,20 +43,15 @@ def log_file(campaign_dir: Path, shard: str) -> Path:
 def verdict(campaign_dir: Path) -> Verdict:
     """Join the plan with the rows of the current fingerprints."""
     plan = read_plan(campaign_dir, ["cell_id", "fingerprint", "cell"]).to_pylist()
-    table, damaged = read_table(campaign_dir, COLUMNS)
-    newest: dict[str, dict] = {}
-    for row in table.to_pylist():
-        known = newest.get(row["fingerprint"])
-        if known is None or row["attempt"] > known["attempt"]:
-            newest[row["fingerprint"]] = row
+    tables, damaged = read_files(campaign_dir, COLUMNS)
+    newest = newest_of(tables)
     counts, failures = Counter(), []
     for cell in plan:
         row = newest.get(cell["fingerprint"])
-        counts[row["status"] if row else "planned"] += 1
-        if row and row["status"] in RETRIED:
-            stored = Stored(row["attempt"], row["status"], row["reason_class"])
+        counts[row.stored.status if row else "planned"] += 1
+        if row and row.stored.status in RETRIED:
             what = label(Cell.from_dict(json.loads(cell["cell"])))
-            failures.append(Failed(cell["cell_id"], what, row["status"], row["reason"] or "", stored))
+            failures.append(Failed(cell["cell_id"], what, row.stored.status, row.reason or "", row.stored))
     return Verdict(counts, failures, damaged)
 
 

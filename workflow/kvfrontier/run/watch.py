@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from kvfrontier.errors import KVFrontierError
 
@@ -110,6 +112,13 @@ def insist_on_handlers() -> None:
         signal.signal(number, handler)
 
 
+def leave_now() -> NoReturn:
+    """End the process without what libraries do at its end: Ray, say, would wait for processes that are dead."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(EXIT_CODE)
+
+
 @contextmanager
 def last_resort(act: Callable[[], None]) -> Iterator[None]:
     """What to do before the process ends because the block did not stop when it was asked to."""
@@ -127,7 +136,8 @@ def _insist(stop: _Stop, pipe: int, ended: threading.Event) -> None:
         while byte := numbers.read(1):
             if byte[0] in stop.handlers and not ended.wait(PATIENCE_S):
                 for act in reversed(stop.last_resorts):
-                    act()
+                    with suppress(OSError):
+                        act()
                 os.write(2, f"{_reason(byte[0])}\n".encode())
                 os._exit(EXIT_CODE)
 

@@ -66,13 +66,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def drop_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed have left below `folder`; what cannot be removed stays."""
-    before_s = time.time() - LEFT_AFTER_S
+def leftovers(folder: Path) -> Iterator[Path]:
+    """Files and folders that writers which were killed have left below `folder`."""
     for parent, folders, files in os.walk(folder):
-        for name in filter(LEFTOVER.fullmatch, [*folders, *files]):
-            path = Path(parent, name)
-            with suppress(OSError):
-                if path.lstat().st_mtime < before_s:
-                    shutil.rmtree(path) if name in folders else path.unlink()
-        folders[:] = [name for name in folders if not LEFTOVER.fullmatch(name)]
+        found = [name for name in (*folders, *files) if LEFTOVER.fullmatch(name)]
+        folders[:] = [name for name in folders if name not in found]
+        yield from filter(is_left, (Path(parent, name) for name in sorted(found)))
+
+
+def is_left(path: Path) -> bool:
+    """Whether nobody can be writing to it any more."""
+    try:
+        return path.lstat().st_mtime < time.time() - LEFT_AFTER_S
+    except OSError:
+        return False
+
+
+def drop_leftovers(folder: Path) -> None:
+    """Remove what `leftovers` finds; what cannot be removed stays."""
+    for path in leftovers(folder):
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -55,7 +55,7 @@ class Heartbeat:
 
     def is_alive(self, now: datetime) -> bool:
         """Whether its driver still runs: known for one on this machine, else taken from the heartbeat's age."""
-        if self.place == here():
+        if self.place and self.place == here():
             return process_mark(self.pid) == self.process_started
         return abs(now - self.updated_at) < YOUNG
 
@@ -124,7 +124,10 @@ def _read(path: Path) -> Heartbeat | None:
 
 @cache
 def here() -> str:
-    """This machine since it was started, and the process ids that are seen from here (a container has its own)."""
+    """This machine since it was started, and the process ids that are seen from here (a container has its own).
+
+    Empty where the kernel tells neither.
+    """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"

@@ -80,12 +80,8 @@ def newest_of(tables: Iterable[pa.Table], fingerprints: Collection[str] | None =
     return newest
 
 
-def write_ledger(
-    campaign_dir: Path, shard: str, fingerprints: Sequence[str], newest: Mapping[str, Stored] | None = None
-) -> Path:
-    """Say what became of each cell of a shard (cells without a row are left out); `newest`: `stored_rows`, if known."""
-    if newest is None:
-        newest, _ = stored_rows(campaign_dir)
+def write_ledger(campaign_dir: Path, shard: str, fingerprints: Sequence[str], newest: Mapping[str, Stored]) -> Path:
+    """Say what became of each cell of a shard (cells without a row are left out)."""
     cells = {
         name: {"status": newest[name].status, "attempt": newest[name].attempt}
         for name in fingerprints

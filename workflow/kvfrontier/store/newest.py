@@ -100,7 +100,8 @@ class Newest:
     def read(self) -> Rows:
         """As things are now. Damaged files count as nothing: their cells have no row."""
         # Loose files first: one that is folded meanwhile is in a part by the time those are listed.
-        loose = {file: self._loose.get(file) or _read_loose(file) for file in loose_listing(self._campaign_dir)}
+        listing = loose_listing(self._campaign_dir)
+        loose = {file: self._loose[file] if file in self._loose else _read_loose(file) for file in listing}
         self._loose = {file: rows for file, rows in loose.items() if rows is not None}
         while (parts := self._read_parts()) is None:
             pass  # merged into another one under us: list again
@@ -120,8 +121,10 @@ class Newest:
                 if path.is_symlink():
                     continue  # dangling: it stays in the listing
                 return None
-            except (Damaged, OSError):
+            except Damaged:
                 parts[path] = {}
+            except OSError:
+                continue  # a file server that stumbled, perhaps: not to be remembered
         return parts
 
 

@@ -75,6 +75,8 @@ def shard_progress(
             found.remaining += not is_in_flight
             left.setdefault(shard, []).append(place)
     seconds = estimate() if left else None
+    if seconds is not None and len(seconds) != len(plan):
+        seconds = None  # the plan was made again in between
     for name, found in shards.items():
         found.seconds_left = _seconds_left(found, ran.get(name, ()), left.get(name, ()), seconds)
     return list(shards.values())

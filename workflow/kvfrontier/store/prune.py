@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvfrontier.plan.disk import read_cells
-from kvfrontier.store.files import explained
+from kvfrontier.store.files import explained, is_left, leftovers
+from kvfrontier.store.heartbeat import FOLDER as HEARTBEATS
 from kvfrontier.store.lock import Busy, held, holder_of
 from kvfrontier.store.parts import Damaged, list_parts, read_part, write_part
 from kvfrontier.store.rows import loose_files, read_cell_file
 from kvfrontier.store.running import hold
 
-LEFTOVER_AGE_S = 3600.0
-"""A temporary file that young may still be written to."""
 KEYS = ("cell_id", "fingerprint", "attempt", "started_at")
 PRUNED = ".pruned-"
 
@@ -222,16 +220,8 @@ def _damaged(campaign_dir: Path) -> Iterator[tuple[str, Path]]:
 
 def _leftovers(campaign_dir: Path) -> Iterator[tuple[str, Path]]:
     """What a writer that was killed has left: its temporary names, and the heartbeats of drivers."""
-    patterns = ("**/.*.tmp", "plan/*.partial", "inputs/*/.*.partial", ".building-*", "running/*.json")
-    now = time.time()
-    for pattern in patterns:
-        for path in sorted(campaign_dir.glob(pattern)):
-            try:
-                is_old = now - path.lstat().st_mtime > LEFTOVER_AGE_S
-            except FileNotFoundError:
-                continue
-            if is_old:
-                yield LEFTOVERS, path
+    heartbeats = sorted((campaign_dir / HEARTBEATS).glob("*.json"))
+    yield from ((LEFTOVERS, path) for path in (*leftovers(campaign_dir), *filter(is_left, heartbeats)))
 
 
 def _logs(campaign_dir: Path, shards: set[str]) -> Iterator[tuple[str, Path]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 NORMAL_975 = 1.959963984540054
-TABULATED = 200  # beyond this the expansion in 1/df that views.sql uses is right to 10 digits
+TABULATED = 200  # beyond this the expansion in 1/df that `database` uses is right to 10 digits
 
 
 def t_distribution(t: float, df: int) -> float:

@@ -110,7 +110,7 @@ def newest(rows: pa.Table, key: str, order: str) -> pa.Table:
     numbered = rows.select([key, order]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     ordered = numbered.sort_by([(order, "ascending"), ("row", "ascending")])
     kept = ordered.group_by(key, use_threads=False).aggregate([("row", "last")]).column("row_last")
-    return rows.take(kept.combine_chunks().sort() if isinstance(kept, pa.ChunkedArray) else kept.sort())
+    return rows.take(kept.combine_chunks().sort())
 
 
 def _of_campaign(folder: Path, said: str) -> Selection:
