@@ -64,27 +64,42 @@ def index_of(text: str) -> dict[str, Any] | None:
     return content
 
 
-def read_plan(campaign_dir: Path, columns: list[str] | None = None, filters: list | None = None) -> pa.Table:
-    """Rows of the campaign's cells.parquet in the schema `PLAN`. Raises Unavailable for what is missing or no plan."""
+def read_plan(campaign_dir: Path, columns: list[str] | None = None, shard: str | None = None) -> pa.Table:
+    """Rows of the campaign's cells.parquet, or of one shard, in the schema `PLAN`.
+
+    Raises Unavailable for what is missing or no plan.
+    """
     path = campaign_dir / "plan" / "cells.parquet"
     if not path.is_file():
         raise Unavailable(f"{campaign_dir} holds no plan: run `kvfrontier plan {campaign_dir.name}`")
     schema = PLAN if columns is None else pa.schema([PLAN.field(name) for name in columns])
     try:
-        table = pq.read_table(
-            path, columns=columns, filters=filters, partitioning=None, page_checksum_verification=True
-        )
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `read_table` would import pandas
+            table = file.read(columns) if shard is None else _rows_of(file, shard, columns)
         table = table.select(schema.names).cast(schema)
         table.validate(full=True)
         for name, pattern in (("shard", SHARD_PATTERN), ("cell_id", HASH_PATTERN), ("fingerprint", HASH_PATTERN)):
             if name in schema.names and pc.all(pc.match_substring_regex(table[name], pattern)).as_py() is False:
                 raise ValueError(f"a {name} in it is no name of a file")
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise Unavailable(
             f"{path} is no plan ({reason}). Remove it; `kvfrontier plan {campaign_dir.name}` makes it again"
         ) from error
     return table
+
+
+def _rows_of(file: pq.ParquetFile, shard: str, columns: list[str] | None) -> pa.Table:
+    """Only the row groups that may hold the shard are read."""
+    place = file.schema_arrow.names.index("shard")
+    limits = [file.metadata.row_group(group).column(place).statistics for group in range(file.metadata.num_row_groups)]
+    groups = [
+        group
+        for group, limit in enumerate(limits)
+        if not (limit and limit.has_min_max) or limit.min <= shard <= limit.max
+    ]
+    table = file.read_row_groups(groups, columns)
+    return table.filter(pc.equal(table["shard"], shard))
 
 
 def is_shard_name(name: str) -> bool:

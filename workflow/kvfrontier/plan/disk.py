@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvfrontier.errors import KVFrontierError, Unavailable, did_you_mean
@@ -105,8 +104,8 @@ def read_index(campaign_dir: Path) -> PlanIndex:
 
 def read_shard(campaign_dir: Path, shard: str) -> list[PlannedCell]:
     """The cells of one shard, in order. Raises KVFrontierError for a shard that the plan (no longer) has."""
-    table = read_plan(campaign_dir, filters=[("shard", "==", shard)] if is_shard_name(shard) else pc.scalar(False))
-    if not table.num_rows:
+    table = read_plan(campaign_dir, shard=shard) if is_shard_name(shard) else None
+    if not table:
         names = {item["name"] for item in (_read_index(campaign_dir) or {"shards": []})["shards"]}
         hint = did_you_mean(shard, names) or "The plan was made again since."
         raise KVFrontierError(f"the plan in {campaign_dir} has no shard '{shard}'. {hint}")

@@ -123,7 +123,7 @@ class Needs:
         if not self.site:
             return NOTHING
         if shard not in self._known:
-            self._known |= self._work_out(None if self.is_main else [("shard", "==", shard)])
+            self._known |= self._work_out(None if self.is_main else shard)
         return self._known[shard]
 
     def resources(self) -> dict[str, Callable[..., Resource]]:
@@ -142,11 +142,11 @@ class Needs:
     def _resource(self, name: str, wildcards: Any, attempt: int) -> Resource:
         return self.of(wildcards.shard).resources(attempt, self.site)[name]
 
-    def _work_out(self, filters: list[tuple[str, str, str]] | None) -> dict[str, Need]:
+    def _work_out(self, shard: str | None) -> dict[str, Need]:
         project = Project.find()
         models, devices = load_models(project), load_devices(project)
         columns = [name for name in PLAN.names if name != "parts"]
-        plan = read_plan(self.index.campaign_dir, columns, filters)
+        plan = read_plan(self.index.campaign_dir, columns, shard)
         seconds = self._open_seconds(plan, project) if self.is_main else {}
         tokens = pc.multiply(
             pc.fill_null(plan["batch_size"], 1),
