@@ -115,7 +115,8 @@ def _follow(meeting: Meeting, node: Node) -> int:
         while not meeting.is_over and meeting.folder.exists():
             if not node.is_alive:  # now, or again after it died
                 node.join(head["address"])
-                mark.touch()
+                with contextlib.suppress(FileNotFoundError):  # all is over since
+                    mark.touch()
             time.sleep(POLL_S)
         return 0
     finally:

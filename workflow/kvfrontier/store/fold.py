@@ -69,7 +69,11 @@ def _read_sound(paths: list[Path], read: Callable[[Path], pa.Table]) -> list[pa.
             tables.append(read(path))
         except Damaged as damage:
             paths.remove(path)
-            logger.warning("%s; kept as %s", damage, set_aside(path).name)
+            try:
+                where = f"kept as {set_aside(path).name}"
+            except OSError as error:
+                where = f"left where it is ({error.strerror})"
+            logger.warning("%s; %s", damage, where)
         except OSError as error:
             paths.remove(path)
             logger.warning("%s: cannot be read (%s); left where it is", path, error.strerror)
