@@ -6,7 +6,7 @@ They share no code with the package.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,12 +15,16 @@ from transformers import AttentionInterface, PreTrainedModel
 
 @dataclass
 class Entry:
-    """One cached token of one KV head; the key is stored unrotated."""
+    """One cached token of one KV head; the key is stored unrotated.
+
+    received: its weight from every query of every query head so far, the heads of one token next to each other.
+    """
 
     position: int
     key: Tensor
     value: Tensor
     score: float = 0.0
+    received: list[float] = field(default_factory=list)
 
 
 def rotate(vectors: Tensor, positions: list[int], theta: float) -> Tensor:
@@ -70,6 +74,7 @@ class NaiveLlama:
         weights = (keys @ query / math.sqrt(len(query))).softmax(0)
         for entry, weight in zip(entries, weights.tolist(), strict=True):
             entry.score += weight
+            entry.received.append(weight)
         return weights @ torch.stack([entry.value for entry in entries])
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -78,6 +83,23 @@ class NaiveLlama:
     def positions(self) -> list[list[list[int]]]:
         """Kept positions `[layer][kv_head]`, ascending."""
         return [[[entry.position for entry in entries] for entries in heads] for heads in self.cache]
+
+
+def window_scores(
+    entries: list[Entry], group: int, rows: int, kernel: int = 7, pooling: str = "max", reduce: str = "mean"
+) -> list[float]:
+    """SnapKV's score of each of these older entries of one KV head, from the last `rows` queries."""
+    heads = []
+    for q_head in range(group):
+        raw = [sum(entry.received[-rows * group :][q_head::group]) / rows for entry in entries]
+        near = [raw[max(0, i - kernel // 2) : i + kernel // 2 + 1] for i in range(len(raw))]
+        heads.append([max(around) if pooling == "max" else sum(around) / kernel for around in near])
+    return [max(values) if reduce == "max" else sum(values) / group for values in zip(*heads, strict=True)]
+
+
+def best(scores: list[float], count: int) -> list[int]:
+    """Places of the `count` largest, ascending; equal ones: the first."""
+    return sorted(sorted(range(len(scores)), key=lambda i: -scores[i])[:count])
 
 
 def _masked_attention(module, query, key, value, attention_mask, scaling=None, masks=None, **kwargs):
