@@ -15,6 +15,8 @@ from pydantic import Field
 from kvfrontier.parameters import Budget, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from kvfrontier.cache.view import LayerView
@@ -112,7 +114,7 @@ class Eviction(Strategy):
         # 1e-9: 0.07 * 100 is 7.000000000000001 in binary and must not become 8 tokens.
         return max(self.least_tokens(), ceil(self.budget * tokens - 1e-9))
 
-    def layer_budgets(self, tokens: int, layers: int) -> list[int]:
+    def layer_budgets(self, tokens: int, layers: int) -> Sequence[int]:
         """k of each layer for n = `tokens`; a subclass may differ by layer, but the mean is `token_budget`."""
         return [self.token_budget(tokens)] * layers
 
@@ -162,12 +164,12 @@ class Eviction(Strategy):
             view.shared["budgets"] = [self.token_budget(count) for count in self._reference_tokens(view)]
         return view.shared["budgets"]
 
-    def _layer_budgets(self, view: LayerView) -> list[int]:
+    def _layer_budgets(self, view: LayerView) -> Sequence[int]:
         """k of each row in this layer."""
         if "layer_budgets" not in view.shared:
             rows = [self.layer_budgets(count, view.layers) for count in self._reference_tokens(view)]
             view.shared["layer_budgets"] = list(zip(*rows, strict=True))
-        return list(view.shared["layer_budgets"][view.layer_idx])
+        return view.shared["layer_budgets"][view.layer_idx]
 
     def _reference_tokens(self, view: LayerView) -> list[int]:
         return view.read_tokens if self.budget_ref == "prompt" else view.seen_tokens
