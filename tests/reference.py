@@ -17,14 +17,14 @@ from transformers import AttentionInterface, PreTrainedModel
 class Entry:
     """One cached token of one KV head; the key is stored unrotated.
 
-    received: its weight from every query of every query head so far, the heads of one token next to each other.
+    rows: (query head of the group, position of the row, weight it gave this token), one for each row and head.
     """
 
     position: int
     key: Tensor
     value: Tensor
     score: float = 0.0
-    received: list[float] = field(default_factory=list)
+    rows: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 def rotate(vectors: Tensor, positions: list[int], theta: float) -> Tensor:
@@ -59,7 +59,7 @@ class NaiveLlama:
             group = len(q) // len(k)
             for head, entries in enumerate(heads):
                 entries.append(Entry(self.position, k[head], v[head]))
-            mixed = [self._attend(q[h], heads[h // group]) for h in range(len(q))]
+            mixed = [self._attend(q[h], heads[h // group], h % group) for h in range(len(q))]
             hidden = hidden + w[name + "self_attn.o_proj.weight"] @ torch.cat(mixed)
             x = self._norm(hidden, w[name + "post_attention_layernorm.weight"])
             gate, up = w[name + "mlp.gate_proj.weight"] @ x, w[name + "mlp.up_proj.weight"] @ x
@@ -67,14 +67,14 @@ class NaiveLlama:
         self.position += 1
         return w["lm_head.weight"] @ self._norm(hidden, w["model.norm.weight"])
 
-    def _attend(self, query: Tensor, entries: list[Entry]) -> Tensor:
+    def _attend(self, query: Tensor, entries: list[Entry], head: int) -> Tensor:
         place = [index if self.rolled else entry.position for index, entry in enumerate(entries)]
         query = rotate(query[None], place[-1:], self.theta)[0]
         keys = rotate(torch.stack([entry.key for entry in entries]), place, self.theta)
         weights = (keys @ query / math.sqrt(len(query))).softmax(0)
         for entry, weight in zip(entries, weights.tolist(), strict=True):
             entry.score += weight
-            entry.received.append(weight)
+            entry.rows.append((head, self.position, weight))
         return weights @ torch.stack([entry.value for entry in entries])
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -91,7 +91,8 @@ def window_scores(
     """SnapKV's score of each of these older entries of one KV head, from the last `rows` queries."""
     heads = []
     for q_head in range(group):
-        raw = [sum(entry.received[-rows * group :][q_head::group]) / rows for entry in entries]
+        weights = [[weight for head, _, weight in entry.rows if head == q_head][-rows:] for entry in entries]
+        raw = [sum(received) / rows for received in weights]
         near = [raw[max(0, i - kernel // 2) : i + kernel // 2 + 1] for i in range(len(raw))]
         heads.append([max(around) if pooling == "max" else sum(around) / kernel for around in near])
     return [max(values) if reduce == "max" else sum(values) / group for values in zip(*heads, strict=True)]

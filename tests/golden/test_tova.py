@@ -26,7 +26,7 @@ def naive_tova(model, budget, calls):
         k = budget if isinstance(budget, int) else math.ceil(budget * read - 1e-9)
         for heads in llama.cache:
             columns = list(zip(*heads, strict=True))  # the same token in every KV head
-            weights = [sum(sum(entry.received[-group:]) for entry in column) for column in columns]
+            weights = [sum(weight for entry in column for _, _, weight in entry.rows[-group:]) for column in columns]
             if len(weights) > k:
                 kept = [*best(weights[:-1], k - 1), len(weights) - 1]
                 for entries in heads:

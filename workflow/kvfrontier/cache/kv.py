@@ -55,17 +55,20 @@ class KVCache:
     def _rotary(self) -> Any:
         return self._make_rotary()
 
-    def plan_capacity(self, tokens: int, decode_steps: int, unevicted: int = 0) -> None:
+    @property
+    def slots(self) -> int:
+        """The largest number of slots in use in any layer."""
+        return max(layer.slots for layer in self.layers)
+
+    def plan_capacity(self, tokens: int, decode_steps: int, least: int = 0) -> None:
         """Size the layers' next allocations for `tokens` read so far and so many decode steps after them.
 
-        unevicted: tokens that will enter before the strategy evicts.
+        least: slots that are needed in any case, as for tokens that enter before the strategy evicts.
         """
         growth = self.strategy.peak_tokens(tokens, decode_steps) - self.strategy.kept_tokens(tokens)
         kept = self.strategy.kept_by_layer(len(self.layers), tokens)
         for layer, slots in zip(self.layers, kept, strict=True):
-            layer.target_capacity, layer.growth = slots + growth, growth
-            if unevicted:
-                layer.target_capacity = max(layer.target_capacity, layer.slots + unevicted)
+            layer.target_capacity, layer.growth = max(slots + growth, least), growth
 
     def begin(self, call: Call) -> None:
         """Announce a forward call: its tokens count as seen from here on."""

@@ -165,7 +165,7 @@ class TorchSequences(Sequences):
         chunk = self.session.chunk_tokens if self.session.prefill == "chunked" else longest
         final_seen = max(seen + length for seen, length in zip(self.cache.seen_tokens, lengths, strict=True))
         steps = max(1, self._reserve)
-        self.cache.plan_capacity(final_seen, steps, unevicted=longest)
+        self.cache.plan_capacity(final_seen, steps, least=self.cache.slots + longest)
         parts = []
         for start in range(0, longest, chunk):
             positions = first + torch.arange(start, min(start + chunk, longest), device=ids.device)
