@@ -148,7 +148,7 @@ def filled(model: PreTrainedModel, setting: str, tokens: int, batch: int, steps:
     sequences = TorchSession(model, prefill=mode).open(strategy)
     cache = sequences.cache
     cache.seen_tokens, cache.read_tokens = [tokens] * batch, [tokens] * batch
-    cache.plan_capacity(strategy.peak_tokens(tokens, steps))
+    cache.plan_capacity(tokens, steps)
     kept = strategy.kept_tokens(tokens)
     positions = torch.arange(tokens - kept, tokens).expand(batch, kept)
     for layer in cache.layers:

@@ -9,7 +9,8 @@ from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
 from tiny import random_prompts, tiny_llama
 
-MODEL = tiny_llama(layers=1, head_dim=8, hidden=16)
+LAYERS = 2
+MODEL = tiny_llama(layers=LAYERS, head_dim=8, hidden=16)
 BUDGETS = st.one_of(st.floats(0.05, 1.0), st.integers(8, 60))
 
 h2o = st.builds(
@@ -30,52 +31,80 @@ streaming = st.builds(
     num_sinks=st.integers(0, 4),
     positions=st.sampled_from(["original", "rolled"]),
 )
+window = {
+    "budget": BUDGETS,
+    "budget_ref": st.sampled_from(["prompt", "total"]),
+    "window_tokens": st.integers(1, 12),
+    "kernel_size": st.sampled_from([1, 3, 7]),
+    "pooling": st.sampled_from(["max", "avg"]),
+}
+windowed = st.one_of(
+    st.builds(STRATEGIES.get("snapkv"), **window),
+    st.builds(STRATEGIES.get("pyramid_kv"), beta=st.integers(1, 20), **window),
+    st.builds(STRATEGIES.get("ada_kv"), floor=st.floats(0, 1), uniform_layers=st.integers(0, 2), **window),
+)
+tova = st.builds(STRATEGIES.get("tova"), budget=BUDGETS, budget_ref=st.sampled_from(["prompt", "total"]))
+controls = st.one_of(
+    st.builds(STRATEGIES.get("recent"), budget=BUDGETS),
+    st.builds(
+        STRATEGIES.get("random"),
+        budget=BUDGETS,
+        sinks=st.integers(0, 4),
+        recent_share=st.sampled_from([0.0, 0.5, 1.0]),
+        window_tokens=st.sampled_from([None, 0, 3]),
+        decode_evict=st.sampled_from(["every", "off"]),
+    ),
+)
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 
 
 def kept_sets(sequences):
-    """[(row, kept positions of one head)] of every head."""
+    """[(layer, row, kept positions of each head)]."""
     return [
-        (row, [position for position in head if position >= 0])
-        for layer in sequences.kept_positions()
+        (index, row, [[position for position in head if position >= 0] for head in heads])
+        for index, layer in enumerate(sequences.kept_positions())
         for row, heads in enumerate(layer.tolist())
-        for head in heads
     ]
 
 
 def assert_legal(sequences, strategy):
     cache = sequences.cache
-    for row, kept in kept_sets(sequences):
+    totals = [0] * len(sequences.seen_tokens)
+    for _, row, heads in kept_sets(sequences):
         seen = sequences.seen_tokens[row]
-        assert kept == sorted(set(kept)) and kept[0] >= 0 and kept[-1] == seen - 1
         read = seen if strategy.budget_ref == "total" else cache.read_tokens[row]
-        sinks = strategy.sink_tokens()
-        assert kept[: min(sinks, seen)] == list(range(min(sinks, seen)))
-        recent = min(strategy.recent_tokens(strategy.token_budget(read)), seen, len(kept))
-        assert kept[-recent:] == list(range(seen - recent, seen)) if recent else True
+        sinks, totals[row] = strategy.sink_tokens(), totals[row] + sum(map(len, heads))
+        for kept in heads:
+            assert kept == sorted(set(kept)) and kept[0] >= 0 and kept[-1] == seen - 1
+            assert kept[: min(sinks, seen)] == list(range(min(sinks, seen)))
+            recent = min(strategy.recent_tokens(strategy.token_budget(read)), seen, len(kept))
+            assert kept[-recent:] == list(range(seen - recent, seen)) if recent else True
+        assert not strategy.even_heads or len(set(map(len, heads))) == 1
+    for seen, total in zip(sequences.seen_tokens, totals, strict=True):
         # The decode steps since the last reading are in `seen` already where the budget refers to all tokens.
-        before = seen - cache.decoded_tokens
-        assert len(kept) <= strategy.kept_tokens(before, cache.decoded_tokens)
+        mean = strategy.kept_tokens(seen - cache.decoded_tokens, cache.decoded_tokens)
+        assert total <= LAYERS * len(heads) * mean
 
 
-@settings(max_examples=120, deadline=None)
-@given(strategy=st.one_of(h2o, heavy, streaming), rows=lengths, steps=st.integers(0, 12))
+@settings(max_examples=250, deadline=None)
+@given(strategy=st.one_of(h2o, heavy, streaming, windowed, tova, controls), rows=lengths, steps=st.integers(0, 12))
 def test_one_turn_keeps_exactly_what_the_formula_says(strategy, rows, steps):
     sequences = TorchSession(MODEL).open(strategy)
     sequences.prefill(random_prompts(rows), reserve_tokens=steps)
-    capacity = sequences.cache.layers[0].capacity
+    capacities = [layer.capacity for layer in sequences.cache.layers]
     for step in range(steps + 1):
         assert_legal(sequences, strategy)
-        for row, kept in kept_sets(sequences):
-            assert len(kept) == strategy.kept_tokens(rows[row], step)
+        for layer, row, heads in kept_sets(sequences):
+            assert sum(map(len, heads)) == len(heads) * strategy.kept_by_layer(LAYERS, rows[row], step)[layer]
         if step < steps:
             sequences.decode([3 + step] * len(rows))
-    assert sequences.cache.layers[0].capacity == capacity, "decoding within the reservation never allocates"
+    now = [layer.capacity for layer in sequences.cache.layers]
+    assert now == capacities, "decoding within the reservation never allocates"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(
-    strategy=st.one_of(h2o, streaming),
+    strategy=st.one_of(h2o, streaming, windowed, tova, controls),
     rows=lengths,
     turns=st.lists(st.tuples(st.booleans(), st.integers(1, 12), st.integers(0, 99)), max_size=5),
 )

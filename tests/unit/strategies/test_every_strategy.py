@@ -88,20 +88,38 @@ def test_kept_positions_are_unique_in_range_and_within_the_formula(model, name):
     sequences = session(model).open(strategy)
     sequences.prefill(random_prompts(LENGTHS), reserve_tokens=STEPS)
     for step in range(STEPS):
-        for layer in sequences.kept_positions():
+        for index, layer in enumerate(sequences.kept_positions()):
             for row, length in enumerate(LENGTHS):
-                for head in layer[row].tolist():
-                    kept = [position for position in head if position >= 0]
+                heads = [[position for position in head if position >= 0] for head in layer[row].tolist()]
+                for kept in heads:
                     assert kept == sorted(set(kept))
                     assert kept[-1] < length + step
-                    assert len(kept) <= strategy.kept_tokens(length, step)
+                ceiling = strategy.kept_by_layer(3, length, step)[index]
+                assert sum(map(len, heads)) <= len(heads) * ceiling
+                assert not strategy.even_heads or max(map(len, heads)) <= ceiling
         sequences.decode([4, 5, 6])
+
+
+@EVERY
+@pytest.mark.parametrize("budget", [0.05, 0.3, 0.8, 40])
+def test_the_layers_keep_together_what_the_formula_says(name, budget):
+    strategy = make(name, budget)
+    for layers in (1, 2, 5, 30):
+        for length in (1, 7, 60, 513):
+            for step in (0, 1, 9):
+                kept = strategy.kept_by_layer(layers, length, step)
+                assert len(kept) == layers and min(kept) >= 1
+                assert sum(kept) == layers * strategy.kept_tokens(length, step)
+                assert max(kept) <= length + step
 
 
 @EVERY
 def test_bytes_are_those_of_the_kept_tokens_and_of_the_formula(model, name):
     prompts = random_prompts([50, 50])
     strategy = make(name)
+    sequences = session(model).open(strategy)
+    run(sequences, prompts, steps=0)
+    largest = [int(layer.counts.max()) for layer in sequences.cache.layers]
     sequences = session(model).open(strategy)
     run(sequences, prompts)
     kept = sum(int((layer >= 0).sum()) for layer in sequences.kept_positions())
@@ -112,7 +130,9 @@ def test_bytes_are_those_of_the_kept_tokens_and_of_the_formula(model, name):
     assert held == 2 * strategy.kept_tokens(50, STEPS) * spec.kv_bytes_per_token(4)
     layers = sequences.cache.layers
     assert sizes["kv_reserved_bytes"] == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-    assert layers[0].capacity == strategy.peak_tokens(50, STEPS)
+    growth = strategy.peak_tokens(50, STEPS) - strategy.kept_tokens(50)
+    assert [layer.capacity - growth for layer in layers] == largest
+    assert not strategy.even_heads or largest == strategy.kept_by_layer(3, 50)
 
 
 @EVERY

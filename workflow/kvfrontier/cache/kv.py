@@ -31,7 +31,7 @@ class Call:
     positions: Tensor
     last: bool
     monolithic: bool = False  # the whole prompt in one call
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class KVCache:
@@ -42,11 +42,14 @@ class KVCache:
         self.layers = [LayerCache() for _ in range(num_layers)]
         self.seen_tokens: list[int] = []
         self.read_tokens: list[int] = []
+        self.row_seeds: list[int] = []
         self.decoded_tokens = 0
         self.call: Call | None = None
         self._kernel = kernel
         self._make_rotary = rotary
-        self._scoring = strategy.scoring if "attention_mass" in strategy.requires() else None
+        required = strategy.requires()
+        self._scoring = strategy.scoring if "attention_mass" in required else None
+        self._decode_mass = bool(required & {"attention_mass", "decode_mass"})
 
     @cached_property
     def _rotary(self) -> Any:
@@ -57,10 +60,15 @@ class KVCache:
         """The largest number of slots in use in any layer."""
         return max(layer.slots for layer in self.layers)
 
-    def plan_capacity(self, slots: int) -> None:
-        """How many slots a layer allocates when its tensors are next made."""
-        for layer in self.layers:
-            layer.target_capacity = slots
+    def plan_capacity(self, tokens: int, decode_steps: int, least: int = 0) -> None:
+        """Size the layers' next allocations for `tokens` read so far and so many decode steps after them.
+
+        least: slots that are needed in any case, as for tokens that enter before the strategy evicts.
+        """
+        growth = self.strategy.peak_tokens(tokens, decode_steps) - self.strategy.kept_tokens(tokens)
+        kept = self.strategy.kept_by_layer(len(self.layers), tokens)
+        for layer, slots in zip(self.layers, kept, strict=True):
+            layer.target_capacity, layer.growth = max(slots + growth, least), growth
 
     def begin(self, call: Call) -> None:
         """Announce a forward call: its tokens count as seen from here on."""
@@ -82,13 +90,12 @@ class KVCache:
         else:
             layer.append(keys, values, call.positions, call.lengths)
         view = LayerView(
-            layer_idx, layer, queries, call.phase, call.lengths, self.seen_tokens, self.read_tokens,
-            self.decoded_tokens, self._rotate, call.shared,
+            layer_idx, len(self.layers), layer, queries, scale, call.phase, call.lengths, self.seen_tokens,
+            self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared,
         )  # fmt: skip
         self.strategy.before_attention(view)
         if call.phase == "decode":
-            with_mass = self._scoring is not None
-            out, mass = attend_decode(queries, *layer.used(), scale, layer.valid(), with_mass)
+            out, mass = attend_decode(queries, *layer.used(), scale, layer.valid(), self._decode_mass)
         else:
             out, mass = self._attend_new(layer, queries, scale, before)
         self._act(view, mass)
@@ -136,6 +143,7 @@ class KVCache:
         copy = KVCache(self.strategy, 0, self._kernel, self._make_rotary)
         copy.layers = [layer.fork() for layer in self.layers]
         copy.seen_tokens, copy.read_tokens = list(self.seen_tokens), list(self.read_tokens)
+        copy.row_seeds = list(self.row_seeds)
         copy.decoded_tokens = self.decoded_tokens
         return copy
 

@@ -22,6 +22,7 @@ class LayerCache:
     extras: a strategy's other tensors `[batch, ...]`; counted in bytes, copied by `fork`, otherwise left alone.
     counts: used slots `[batch, kv_heads]`, on the CPU so that reading them never waits for the device.
     target_capacity: slots to allocate when the tensors are next made (kept tokens plus growth).
+    growth: slots that `keep` allocates beyond the largest head's, where heads keep more than was planned for.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class LayerCache:
         self.slots = 0  # the largest count
         self.uniform = True  # all counts are equal
         self.target_capacity = 0
+        self.growth = 0
         self.borrowed = False  # keys and values are the model's own tensors, not our allocation
 
     @property
@@ -124,7 +126,7 @@ class LayerCache:
     def keep(self, slots: Tensor, counts: Tensor) -> None:
         """Keep these slots, in this order: `[batch, kv_heads, kept]`, of which the first `counts[row, head]` count.
 
-        The allocation becomes `target_capacity` (or `kept`, if larger): a prefill's rest is never stored.
+        The allocation becomes `target_capacity` (or `kept + growth`, if larger): a prefill's rest is never stored.
         """
         kept = slots.shape[2]
         beyond = torch.arange(kept, device=slots.device) >= counts.to(slots.device)[..., None]
@@ -132,7 +134,7 @@ class LayerCache:
         keys, values = _pick(self.keys, slots), _pick(self.values, slots)
         positions = self.positions.gather(2, slots).masked_fill(beyond, EMPTY)
         aux = {name: tensor.gather(2, slots) for name, tensor in self.aux.items()}
-        capacity = max(self.target_capacity, kept)
+        capacity = max(self.target_capacity, kept + self.growth)
         if self.borrowed or capacity != self.capacity:
             self._allocate(keys, values, capacity)
         self.keys[:, :, :kept] = keys
@@ -177,7 +179,7 @@ class LayerCache:
     def fork(self) -> LayerCache:
         """An independent copy with the same capacity."""
         copy = LayerCache()
-        copy.target_capacity = self.target_capacity
+        copy.target_capacity, copy.growth = self.target_capacity, self.growth
         copy._allocate(self.keys, self.values, self.capacity)
         copy._copy_used(self.keys, self.values, self.positions, self.aux, self.slots)
         copy.extras = {name: tensor.clone() for name, tensor in self.extras.items()}

@@ -17,25 +17,32 @@ Phase = Literal["prefill", "extend", "decode"]
 class LayerView:
     """One layer, after its new tokens entered the cache. Lists hold one number a row.
 
+    layer_idx: which layer, of `layers`.
     queries: rotated queries of the new tokens `[batch, q_heads, new, head_dim]`, right-padded.
+    scale: what attention multiplies the products of queries and keys with.
     attention_mass: softmax weight that each slot received from this call's queries, summed over them,
-        `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it.
+        `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it (`decode_mass`:
+        during prefill and extension).
     new_tokens: tokens added by this call; seen_tokens: all tokens so far, these included.
     read_tokens: of them, those that came by prefill or extension; decoded_tokens: decode steps since the last of those.
+    row_seeds: a number that depends on the tokens of each row's prefill alone, for random choices.
     shared: what one forward call's layers have in common, for a strategy to compute once.
     rotate: re-rotates keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions.
     """
 
     layer_idx: int
+    layers: int
     cache: LayerCache
     queries: Tensor
+    scale: float
     phase: Phase
     new_tokens: list[int]
     seen_tokens: list[int]
     read_tokens: list[int]
     decoded_tokens: int
+    row_seeds: list[int]
     rotate: Callable[[Tensor, Tensor], Tensor]
-    shared: dict[str, Any]
+    shared: dict[Any, Any]
     attention_mass: Tensor | None = None
 
     @property

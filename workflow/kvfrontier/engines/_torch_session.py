@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -118,6 +119,7 @@ class TorchSequences(Sequences):
         if self.cache.seen_tokens:
             raise ValueError("prefill starts a batch; a batch that has read tokens is extended")
         self.cache.seen_tokens, self.cache.read_tokens = [0] * len(prompts), [0] * len(prompts)
+        self.cache.row_seeds = [crc32(torch.as_tensor(row, dtype=torch.long).cpu().numpy()) for row in prompts]
         self._reserve = reserve_tokens
         return self._read("prefill", prompts, all_logits=False)
 
@@ -162,15 +164,15 @@ class TorchSequences(Sequences):
         first = torch.tensor(self.cache.seen_tokens, device=ids.device)[:, None]
         chunk = self.session.chunk_tokens if self.session.prefill == "chunked" else longest
         final_seen = max(seen + length for seen, length in zip(self.cache.seen_tokens, lengths, strict=True))
-        final_slots = self.cache.strategy.peak_tokens(final_seen, max(1, self._reserve))
-        self.cache.plan_capacity(max(final_slots, self.cache.slots + longest))
+        steps = max(1, self._reserve)
+        self.cache.plan_capacity(final_seen, steps, least=self.cache.slots + longest)
         parts = []
         for start in range(0, longest, chunk):
             positions = first + torch.arange(start, min(start + chunk, longest), device=ids.device)
             new = [min(max(length - start, 0), positions.shape[1]) for length in lengths]
             last = start + chunk >= longest
             if last:
-                self.cache.plan_capacity(final_slots)
+                self.cache.plan_capacity(final_seen, steps)
             self.cache.begin(Call(phase, new, positions, last, monolithic=phase == "prefill" and chunk >= longest))
             keep = 0 if all_logits else torch.tensor([[max(count - 1, 0)] for count in new], device=ids.device)
             parts.append(self._forward(ids[:, start : start + chunk], positions, keep))

@@ -47,7 +47,8 @@ class SimulatedSession(Session):
         for step in range(1, output_tokens):
             at_s += self._model.step_s(len(lengths), kept[step])
             times_s.append(at_s)
-        per_head = kept[-1] / len(lengths)
+        rows = [strategy.kept_by_layer(self.spec.layers, length, output_tokens - 1) for length in lengths]
+        by_layer = [sum(layer) / len(lengths) for layer in zip(*rows, strict=True)]
         return Generation(
             tokens=[[0] * output_tokens for _ in lengths],
             token_times_s=[list(times_s) for _ in lengths],
@@ -56,7 +57,7 @@ class SimulatedSession(Session):
                 for phase, tokens in (("prefill", kept[0]), ("decode", kept[-1]))
                 for reading in self._memory(phase, tokens, scores_attention)
             ],
-            kept_tokens=[[per_head] * self.spec.kv_heads for _ in range(self.spec.layers)],
+            kept_tokens=[[per_head] * self.spec.kv_heads for per_head in by_layer],
             seen_tokens=sum(lengths) / len(lengths) + output_tokens - 1,
         )
 

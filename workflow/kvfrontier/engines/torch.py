@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
-_DELIVERS = frozenset({"attention_mass", "rotation"})
+_DELIVERS = frozenset({"attention_mass", "decode_mass", "rotation"})
 
 
 @engine("torch")

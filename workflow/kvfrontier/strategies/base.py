@@ -15,6 +15,8 @@ from pydantic import Field
 from kvfrontier.parameters import Budget, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from kvfrontier.cache.view import LayerView
@@ -26,16 +28,24 @@ class Strategy:
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What attention must hand over: `attention_mass` (column sums of the softmax, per query head)."""
+    """What attention must hand over: `attention_mass` (column sums of the softmax, per query head; `decode_mass`: at
+    decode steps alone), `rotation`."""
     scoring: ClassVar[str] = "lse"
     """How `attention_mass` is computed; a strategy may make it a field."""
+    even_heads: ClassVar[bool] = True
+    """All KV heads of a layer keep as many tokens; if not, the layer's mean is what the formula says."""
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula).
 
+        The mean over layers and KV heads, of which each may hold another number.
         After several turns, with the tokens read so far and the decode steps since the last reading: an upper bound.
         """
         return prompt_tokens + generated_tokens
+
+    def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:
+        """`kept_tokens` of each of `layers` layers, mean over its heads."""
+        return [self.kept_tokens(prompt_tokens, generated_tokens)] * layers
 
     def peak_tokens(self, prompt_tokens: int, generated_tokens: int) -> int:
         """Slots needed at once: a decode step's token is stored before the strategy evicts."""
@@ -104,11 +114,25 @@ class Eviction(Strategy):
         # 1e-9: 0.07 * 100 is 7.000000000000001 in binary and must not become 8 tokens.
         return max(self.least_tokens(), ceil(self.budget * tokens - 1e-9))
 
+    def layer_budgets(self, tokens: int, layers: int) -> Sequence[int]:
+        """k of each layer for n = `tokens`; a subclass may differ by layer, but the mean is `token_budget`."""
+        return [self.token_budget(tokens)] * layers
+
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """min(what there is, k) at the last eviction, and every token since."""
-        evicted = self.last_eviction(generated_tokens)
-        reference = prompt_tokens + (evicted if self.budget_ref == "total" else 0)
+        evicted, reference = self._at_last_eviction(prompt_tokens, generated_tokens)
         return min(prompt_tokens + evicted, self.token_budget(reference)) + generated_tokens - evicted
+
+    def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:
+        """The same of each layer."""
+        evicted, reference = self._at_last_eviction(prompt_tokens, generated_tokens)
+        budgets = self.layer_budgets(reference, layers)
+        return [min(prompt_tokens + evicted, budget) + generated_tokens - evicted for budget in budgets]
+
+    def _at_last_eviction(self, prompt_tokens: int, generated_tokens: int) -> tuple[int, int]:
+        """Decode steps up to the last eviction, and the tokens that a share referred to."""
+        evicted = self.last_eviction(generated_tokens)
+        return evicted, prompt_tokens + (evicted if self.budget_ref == "total" else 0)
 
     def after_prefill(self, view: LayerView) -> None:
         """Keep each row's best tokens."""
@@ -120,7 +144,7 @@ class Eviction(Strategy):
             return
         import torch
 
-        budgets = self._row_budgets(view)
+        budgets = self._layer_budgets(view)
         if view.cache.slots <= min(budgets):
             return
         excess = view.cache.counts - torch.tensor(budgets)[:, None]
@@ -135,36 +159,58 @@ class Eviction(Strategy):
             view.cache.drop(position.argmax(-1), None if bool((excess == 1).all()) else excess == 1)
 
     def _row_budgets(self, view: LayerView) -> list[int]:
+        """k of each row, mean over layers."""
         if "budgets" not in view.shared:
-            tokens = view.read_tokens if self.budget_ref == "prompt" else view.seen_tokens
-            view.shared["budgets"] = [self.token_budget(count) for count in tokens]
+            view.shared["budgets"] = [self.token_budget(count) for count in self._reference_tokens(view)]
         return view.shared["budgets"]
+
+    def _layer_budgets(self, view: LayerView) -> Sequence[int]:
+        """k of each row in this layer."""
+        if "layer_budgets" not in view.shared:
+            rows = [self.layer_budgets(count, view.layers) for count in self._reference_tokens(view)]
+            view.shared["layer_budgets"] = list(zip(*rows, strict=True))
+        return view.shared["layer_budgets"][view.layer_idx]
+
+    def _reference_tokens(self, view: LayerView) -> list[int]:
+        return view.read_tokens if self.budget_ref == "prompt" else view.seen_tokens
+
+    def _oldest_recent(self, view: LayerView) -> Tensor:
+        """First position of each row's recent window `[batch, 1, 1]`."""
+        if "oldest_recent" not in view.shared:
+            recent = [self.recent_tokens(budget) for budget in self._row_budgets(view)]
+            recent = view.cache.positions.new_tensor(recent)[:, None, None]
+            view.shared["oldest_recent"] = view.newest_position() - recent + 1
+        return view.shared["oldest_recent"]
 
     def _protected_scores(self, view: LayerView) -> Tensor:
         """Scores with +inf on sinks and recent tokens, and +inf too on unused slots."""
         positions = view.cache.used_positions()
         scores = self.scores(view).float()
-        if "oldest_recent" not in view.shared:
-            recent = positions.new_tensor([self.recent_tokens(budget) for budget in self._row_budgets(view)])
-            view.shared["oldest_recent"] = view.newest_position() - recent[:, None, None] + 1
-        protected = positions >= view.shared["oldest_recent"]
+        protected = positions >= self._oldest_recent(view)
         if self.sink_tokens() or not view.cache.uniform:
             protected |= positions < self.sink_tokens()  # unused slots have position -1
         return scores.masked_fill(protected, float("inf"))
 
     def _compress(self, view: LayerView) -> None:
-        """Keep the `min(count, k)` best of each head, in the order of positions; equal scores: the older is kept."""
+        """Keep the `min(count, k)` best of each head."""
         import torch
 
-        cache = view.cache
-        kept = torch.minimum(cache.counts, torch.tensor(self._row_budgets(view))[:, None])
-        if bool((kept == cache.counts).all()):
-            return
-        positions = cache.used_positions().long()
+        kept = torch.minimum(view.cache.counts, torch.tensor(self._layer_budgets(view))[:, None])
+        if bool((kept != view.cache.counts).any()):
+            self._keep_best(view, self._protected_scores(view), kept)
+
+    def _keep_best(self, view: LayerView, scores: Tensor, kept: Tensor) -> None:
+        """Keep each head's `kept` `[batch, kv_heads]` best, in the order of positions; equal scores: the older is kept.
+
+        scores: `[batch, kv_heads, slots]`; unused slots may hold anything.
+        """
+        import torch
+
+        positions = view.cache.used_positions().long()
         unused = positions < 0
         by_age = positions.masked_fill(unused, torch.iinfo(torch.long).max).argsort(-1)
-        scores = self._protected_scores(view).masked_fill(unused, float("-inf")).gather(-1, by_age)
+        scores = scores.masked_fill(unused, float("-inf")).gather(-1, by_age)
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : int(kept.max())]
         beyond = torch.arange(best.shape[-1], device=best.device) >= kept.to(best.device)[..., None]
         best = best.masked_fill(beyond, scores.shape[-1]).sort(dim=-1).values  # ages, ascending, the cut ones last
-        cache.keep(by_age.gather(-1, best.masked_fill(beyond, 0)), kept)
+        view.cache.keep(by_age.gather(-1, best.masked_fill(beyond, 0)), kept)
