@@ -17,7 +17,9 @@ from kvfrontier.parameters import Budget, settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvfrontier.cache.layer import LayerCache
     from kvfrontier.cache.view import LayerView
+    from kvfrontier.plan.model import ModelSpec
 
 
 @settings
@@ -42,9 +44,25 @@ class Strategy:
         during = (self.kept_tokens(prompt_tokens, step) + 1 for step in range(generated_tokens))
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
+    def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
+        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`.
+
+        element_bytes: of the model's own keys and values.
+        """
+        return self.kept_tokens(prompt_tokens, generated_tokens) * spec.kv_bytes_per_token(element_bytes)
+
     def requires(self) -> frozenset[str]:
         """`needs`, for these settings."""
         return self.needs
+
+    def storage(self, layer_idx: int, layers: int) -> LayerCache:
+        """An empty layer of a new batch: how and where the tokens of layer `layer_idx` of `layers` lie between calls.
+
+        What such a layer must provide is in `cache/layer.py`.
+        """
+        from kvfrontier.cache.layer import LayerCache
+
+        return LayerCache()
 
     def before_attention(self, view: LayerView) -> None:
         """Act on one layer when its new tokens are stored and attention has not run (queries are known)."""
