@@ -31,6 +31,8 @@ class Strategy:
     """What attention must hand over: `attention_mass` (column sums of the softmax, per query head)."""
     scoring: ClassVar[str] = "lse"
     """How `attention_mass` is computed; a strategy may make it a field."""
+    storage_drops: ClassVar[bool] = True
+    """Whether `storage` can lose single tokens while decoding."""
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula).
@@ -54,6 +56,13 @@ class Strategy:
     def requires(self) -> frozenset[str]:
         """`needs`, for these settings."""
         return self.needs
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise Unsupported for settings that cannot run; called when the plan is made."""
+
+    def made_of(self) -> tuple[str, ...]:
+        """Names of other strategies whose code this one runs: it counts in the fingerprint."""
+        return ()
 
     def storage(self, layer_idx: int, layers: int) -> LayerCache:
         """An empty layer of a new batch: how and where the tokens of layer `layer_idx` of `layers` lie between calls.
@@ -112,6 +121,10 @@ class Eviction(Strategy):
     def last_eviction(self, decoded_tokens: int) -> int:
         """The last decode step, of so many, that evicted."""
         return decoded_tokens
+
+    def evicts_while_decoding(self) -> bool:
+        """Whether any decode step evicts."""
+        return self.budget != 1.0 and self.last_eviction(maxsize) > 0
 
     def token_budget(self, tokens: int) -> int:
         """k for n = `tokens`: what the budget allows, at least `least_tokens`. May exceed n; budget 1.0 is no limit."""

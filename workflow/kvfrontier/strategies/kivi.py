@@ -31,6 +31,8 @@ class Kivi(Strategy):
     Phases: end of prefill, decode. Needs: nothing.
     """
 
+    storage_drops = False
+
     bits: Annotated[Literal[2, 4], Field(description="Bits a code")] = 2
     group_size: Annotated[
         PositiveInt, Field(description="G: tokens (keys) or channels (values) that share a scale and a zero")
