@@ -35,7 +35,7 @@ class Kivi(Strategy):
 
     bits: Annotated[Literal[2, 4], Field(description="Bits a code")] = 2
     group_size: Annotated[
-        PositiveInt, Field(description="G: tokens (keys) or channels (values) that share a scale and a zero")
+        int, Field(ge=2, description="G: tokens (keys) or channels (values) that share a scale and a zero")
     ] = 32
     residual_tokens: Annotated[
         PositiveInt, Field(description="R: newest tokens in full precision, and how many keys are coded at once")
