@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 
@@ -31,6 +32,35 @@ def tiny_llama(
         tie_word_embeddings=False,
     )
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def exact_llama(**shape: int) -> PreTrainedModel:
+    """`tiny_llama` in float64 throughout, so that what is discrete (a code, a rank) never hangs on a last bit.
+
+    transformers' norms and rotary embeddings compute in float32 whatever the model's type: they are replaced.
+    """
+    model = tiny_llama(**shape).double()
+    eps = model.config.rms_norm_eps
+    for parent in (model.model, *model.model.layers):
+        for name in ("norm", "input_layernorm", "post_attention_layernorm"):
+            if hasattr(parent, name):
+                norm = nn.RMSNorm(model.config.hidden_size, eps, dtype=torch.float64)
+                norm.load_state_dict(getattr(parent, name).state_dict())
+                setattr(parent, name, norm)
+    model.model.rotary_emb = _ExactRotary(model.config.head_dim, model.config.rope_parameters["rope_theta"])
+    return model.eval()
+
+
+class _ExactRotary(nn.Module):
+    def __init__(self, head_dim: int, theta: float):
+        super().__init__()
+        pairs = torch.arange(0, head_dim, 2, dtype=torch.float64)
+        self.register_buffer("inv_freq", theta ** (-pairs / head_dim), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angle = position_ids[..., None].double() * self.inv_freq
+        angle = torch.cat((angle, angle), -1)
+        return angle.cos(), angle.sin()
 
 
 def random_prompts(lengths: list[int], vocab: int = 97, seed: int = 0, distinct: bool = False) -> list[list[int]]:

@@ -83,3 +83,12 @@ def test_predicted_kv_bytes_are_those_the_torch_engine_measures():
             for side in (measured, predicted)
         ]
         assert held[0] == held[1]
+
+
+def test_codes_take_the_bytes_of_their_own_formula_and_are_read_faster():
+    plain, coded = (session().generate(STRATEGIES.get(name)(), [[1] * 512] * 2, 4) for name in ("full", "int8"))
+    held = {phase: value for name, phase, value in coded.memory if name == KV_DEVICE_BYTES}
+    tokens = {"prefill": 512, "decode": 515}
+    assert held == {phase: 2 * count * 2 * 2 * 2 * (16 + 2) for phase, count in tokens.items()}
+    assert coded.kept_tokens == plain.kept_tokens
+    assert coded.token_times_s[0][-1] < plain.token_times_s[0][-1]

@@ -10,9 +10,9 @@ from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
 from kvfrontier.strategies.base import Eviction
 from reference import masked_forward
-from tiny import random_prompts, tiny_llama
+from tiny import exact_llama, random_prompts, tiny_llama
 
-LENGTHS, STEPS = [60, 43, 12], 12
+LENGTHS, STEPS = [250, 131, 12], 12  # one row passes 256 tokens while it decodes, one is shorter than any window
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
@@ -31,7 +31,8 @@ EVICTING = pytest.mark.parametrize("name", [n for n in STRATEGIES.names() if iss
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny_llama(layers=3)
+    """float64: a difference in the last bit would now and then flip a code or a rank, and then it shows."""
+    return exact_llama(layers=3)
 
 
 def session(model, **options):
@@ -63,10 +64,14 @@ def test_it_generates_exactly_the_tokens_asked_for(model, name):
 def test_budget_one_equals_the_full_cache(model, name):
     prompts = random_prompts(LENGTHS)
     full, whole = session(model).open(make("full")), session(model).open(make(name, budget=1.0))
-    torch.testing.assert_close(run(whole, prompts), run(full, prompts), atol=1e-5, rtol=1e-5)
+    logits = [run(whole, prompts), run(full, prompts)]
     turn = random_prompts([7, 3, 5], seed=2)
-    torch.testing.assert_close(whole.extend(turn), full.extend(turn), atol=1e-5, rtol=1e-5)
+    logits = [torch.cat((logits[0], whole.extend(turn)[None])), torch.cat((logits[1], full.extend(turn)[None]))]
     assert all(map(torch.equal, whole.kept_positions(), full.kept_positions()))
+    if whole.bytes_by_metric()["kv_device_bytes"] == full.bytes_by_metric()["kv_device_bytes"]:
+        torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+    else:  # every token is there, in a form of fewer bits: attention of the prefill alone is that of the full cache
+        torch.testing.assert_close(logits[0][0], logits[1][0], atol=1e-5, rtol=1e-5)
 
 
 @EVERY
@@ -114,8 +119,8 @@ def test_the_layers_keep_together_what_the_formula_says(name, budget):
 
 
 @EVERY
-def test_bytes_are_those_of_the_kept_tokens_and_of_the_formula(model, name):
-    prompts = random_prompts([50, 50])
+def test_bytes_are_those_of_the_tensors_and_of_the_formula(model, name):
+    prompts = random_prompts([140, 140])
     strategy = make(name)
     sequences = session(model).open(strategy)
     run(sequences, prompts, steps=0)
@@ -125,20 +130,30 @@ def test_bytes_are_those_of_the_kept_tokens_and_of_the_formula(model, name):
     kept = sum(int((layer >= 0).sum()) for layer in sequences.kept_positions())
     sizes = sequences.bytes_by_metric()
     spec = sequences.session.spec
-    held = sizes["kv_device_bytes"] + sizes["kv_host_bytes"]
-    assert held == kept * 2 * spec.head_dim * 4
-    assert held == 2 * strategy.kept_tokens(50, STEPS) * spec.kv_bytes_per_token(4)
+    assert kept == 2 * strategy.kept_tokens(140, STEPS) * spec.layers * spec.kv_heads
+    assert sizes["kv_device_bytes"] + sizes["kv_host_bytes"] == 2 * strategy.kv_bytes(spec, 8, 140, STEPS)
+    assert sizes["kv_device_bytes"] <= sizes["kv_reserved_bytes"]
     layers = sequences.cache.layers
-    assert sizes["kv_reserved_bytes"] == sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
-    growth = strategy.peak_tokens(50, STEPS) - strategy.kept_tokens(50)
+    counted = sizes["kv_reserved_bytes"] + sizes["kv_host_bytes"] + sizes["kv_aux_bytes"]
+    assert counted == sum(size for layer in layers for size in storages(vars(layer)).values())
+    growth = strategy.peak_tokens(140, STEPS) - strategy.kept_tokens(140)
     assert [layer.capacity - growth for layer in layers] == largest
-    assert not strategy.even_heads or largest == strategy.kept_by_layer(3, 50)
+    assert not strategy.even_heads or largest == strategy.kept_by_layer(3, 140)
+
+
+def storages(held):
+    """Address -> bytes of all memory behind the tensors in `held`, but for counts and indices (int64)."""
+    if isinstance(held, torch.Tensor):
+        memory = held.untyped_storage()
+        return {} if held.dtype == torch.long or not memory.nbytes() else {memory.data_ptr(): memory.nbytes()}
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else ()
+    return {address: size for part in parts for address, size in storages(part).items()}
 
 
 @EVERY
-@pytest.mark.parametrize("chunk_tokens", [1, 16, 59, 60, 200])
+@pytest.mark.parametrize("chunk_tokens", [1, 16, 249, 250, 400])
 def test_chunked_prefill_equals_the_monolithic_one(model, name, chunk_tokens):
-    prompts = random_prompts(LENGTHS)
+    prompts = random_prompts(LENGTHS if chunk_tokens > 1 else [60, 43, 12])
     whole = session(model).open(make(name))
     parts = session(model, prefill="chunked", chunk_tokens=chunk_tokens).open(make(name))
     torch.testing.assert_close(run(parts, prompts), run(whole, prompts), **TOLERANCE)

@@ -51,7 +51,7 @@ def attend_decode(
         mask = mask if mask is None else mask.expand(-1, -1, stacked.shape[2], -1)
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
         return out.reshape(batch, q_heads, 1, -1), None
-    scores = (stacked @ keys.transpose(2, 3)).float().mul_(scale)
+    scores = _precise(stacked @ keys.transpose(2, 3)).mul_(scale)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
     weights = scores.softmax(-1)
@@ -60,17 +60,21 @@ def attend_decode(
 
 
 def causal_weights(queries: Tensor, keys: Tensor, scale: float, offset: int) -> Tensor:
-    """The softmax matrix itself, float32 `[batch, q_heads, m, n]`: O(m n) memory."""
+    """The softmax matrix itself, float32 (of a float64 model float64) `[batch, q_heads, m, n]`: O(m n) memory."""
     batch, q_heads, rows, _ = queries.shape
     kv_heads, length = keys.shape[1], keys.shape[2]
     stacked = queries.reshape(batch, kv_heads, -1, queries.shape[3])  # [batch, kv_heads, group * m, head_dim]
-    scores = (stacked @ keys.transpose(2, 3)).float().mul_(scale).view(batch, q_heads, rows, length)
+    scores = _precise(stacked @ keys.transpose(2, 3)).mul_(scale).view(batch, q_heads, rows, length)
     return scores.masked_fill_(~causal_mask(rows, length, offset, keys.device), -torch.inf).softmax(-1)
 
 
 def causal_mask(rows: int, length: int, offset: int, device: torch.device) -> Tensor:
     """`[m, n]`, True where query i sees key j."""
     return torch.arange(length, device=device) <= torch.arange(rows, device=device)[:, None] + offset
+
+
+def _precise(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _weighted_values(weights: Tensor, values: Tensor) -> Tensor:

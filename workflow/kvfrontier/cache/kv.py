@@ -39,7 +39,7 @@ class KVCache:
 
     def __init__(self, strategy: Any, num_layers: int, kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any]):
         self.strategy = strategy
-        self.layers = [LayerCache() for _ in range(num_layers)]
+        self.layers = [strategy.storage(layer_idx, num_layers) for layer_idx in range(num_layers)]
         self.seen_tokens: list[int] = []
         self.read_tokens: list[int] = []
         self.row_seeds: list[int] = []
@@ -108,7 +108,8 @@ class KVCache:
             self.strategy.after_decode(view)
         elif self.call.last:
             self.strategy.after_prefill(view)
-        view.cache.settle()
+        if self.call.last:
+            view.cache.settle()
 
     def _rotate(self, keys: Tensor, by_positions: Tensor) -> Tensor:
         return self._rotary(keys, by_positions)
@@ -151,7 +152,7 @@ class KVCache:
         """Exact tensor bytes by metric name."""
         return {
             "kv_device_bytes": sum(layer.used_bytes() for layer in self.layers),
-            "kv_host_bytes": 0,
+            "kv_host_bytes": sum(layer.host_bytes() for layer in self.layers),
             "kv_aux_bytes": sum(layer.aux_bytes() for layer in self.layers),
             "kv_reserved_bytes": sum(layer.reserved_bytes() for layer in self.layers),
         }

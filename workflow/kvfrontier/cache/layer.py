@@ -2,11 +2,23 @@
 
 A slot holds one token of one KV head. Slots `[0, counts[row, head])` are in use; their order is *not* the order of
 positions (eviction moves the newest slot into the freed one). Padding never enters.
+
+A strategy may hold tokens in another form or another tier: `Strategy.storage` then returns a subclass. Its contract:
+
+- From `borrow` or `append` until `settle`, `keys` and `values` are full-precision tensors on the model's device with
+  every slot in use: attention and the strategy's hooks read them, `keep` and `drop` move them. `settle` ends a decode
+  step and the *last* chunk of a prefill or extension, so that chunks see each other as the model made them.
+- Between calls tokens may lie anywhere, and `keys` and `values` may be None. `positions`, `counts` and `aux` stay.
+- What is kept by slot follows `keep` and `drop`, at best as `aux` tensors; a form that cannot lose a token says so.
+- Every byte is counted once: `used_bytes` (device) or `host_bytes` for the tokens, `aux_bytes` for all the rest;
+  `reserved_bytes` is the allocation behind `used_bytes`. The strategy's `kv_bytes` is the formula of the first two.
+- `fork` copies deeply; what cannot be copied so (a file, a transfer that still runs) needs a `fork` of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -18,7 +30,7 @@ class LayerCache:
     """Keys and values `[batch, kv_heads, capacity, head_dim]` with the original position of each slot's token.
 
     positions: int32 `[batch, kv_heads, capacity]`, EMPTY where unused.
-    aux: per-slot tensors `[batch, kv_heads, capacity]` by name; they follow every gather and move.
+    aux: per-slot tensors `[batch, kv_heads, capacity, ...]` by name; they follow every gather and move.
     extras: a strategy's other tensors `[batch, ...]`; counted in bytes, copied by `fork`, otherwise left alone.
     counts: used slots `[batch, kv_heads]`, on the CPU so that reading them never waits for the device.
     target_capacity: slots to allocate when the tensors are next made (kept tokens plus growth).
@@ -41,7 +53,7 @@ class LayerCache:
     @property
     def capacity(self) -> int:
         """Slots allocated per row and KV head."""
-        return 0 if self.keys is None else self.keys.shape[2]
+        return 0 if self.positions is None else self.positions.shape[2]
 
     def used(self) -> tuple[Tensor, Tensor]:
         """Keys and values up to the largest count; slots beyond a row's own count hold finite garbage."""
@@ -133,7 +145,7 @@ class LayerCache:
         slots = slots.masked_fill(beyond, 0)
         keys, values = _pick(self.keys, slots), _pick(self.values, slots)
         positions = self.positions.gather(2, slots).masked_fill(beyond, EMPTY)
-        aux = {name: tensor.gather(2, slots) for name, tensor in self.aux.items()}
+        aux = {name: _pick(tensor, slots) for name, tensor in self.aux.items()}
         capacity = max(self.target_capacity, kept + self.growth)
         if self.borrowed or capacity != self.capacity:
             self._allocate(keys, values, capacity)
@@ -141,8 +153,7 @@ class LayerCache:
         self.values[:, :, :kept] = values
         self.positions[:, :, :kept] = positions
         self.positions[:, :, kept:] = EMPTY
-        for name, tensor in aux.items():
-            self.auxiliary(name)[:, :, :kept] = tensor
+        self._copy_aux(aux, kept)
         self._set_counts(counts)
 
     def drop(self, slots: Tensor, heads: Tensor | None = None) -> None:
@@ -157,10 +168,8 @@ class LayerCache:
         last = (self.counts - 1).to(slots.device)
         slots = torch.where(heads.to(slots.device), slots, last)[..., None]  # [batch, kv_heads, 1]
         last = last[..., None]
-        for tensor in (self.keys, self.values):
+        for tensor in (self.keys, self.values, self.positions, *self.aux.values()):
             tensor.scatter_(2, _wide(slots, tensor), _pick(tensor, last))
-        for tensor in (self.positions, *self.aux.values()):
-            tensor.scatter_(2, slots, tensor.gather(2, last))
         gone = self.positions.gather(2, last).masked_fill(heads.to(slots.device)[..., None], EMPTY)
         self.positions.scatter_(2, last, gone)
         self._set_counts(self.counts - heads.long())
@@ -168,23 +177,15 @@ class LayerCache:
     def _drop_everywhere(self, slots: Tensor) -> None:
         """The same for all heads, whose last slot is the same: `slots` `[batch, kv_heads, 1]`."""
         last = self.slots - 1
-        for tensor in (self.keys, self.values):
+        for tensor in (self.keys, self.values, self.positions, *self.aux.values()):
             tensor.scatter_(2, _wide(slots, tensor), tensor[:, :, last : last + 1].clone())
-        for tensor in (self.positions, *self.aux.values()):
-            tensor.scatter_(2, slots, tensor[:, :, last : last + 1].clone())
         self.positions[:, :, last] = EMPTY
         self.counts -= 1
         self.slots = last
 
     def fork(self) -> LayerCache:
         """An independent copy with the same capacity."""
-        copy = LayerCache()
-        copy.target_capacity, copy.growth = self.target_capacity, self.growth
-        copy._allocate(self.keys, self.values, self.capacity)
-        copy._copy_used(self.keys, self.values, self.positions, self.aux, self.slots)
-        copy.extras = {name: tensor.clone() for name, tensor in self.extras.items()}
-        copy._set_counts(self.counts.clone())
-        return copy
+        return deepcopy(self)
 
     def used_bytes(self) -> int:
         """Bytes of the keys and values in use, summed over rows and heads."""
@@ -192,6 +193,10 @@ class LayerCache:
             return 0
         per_slot = (self.keys.shape[3] + self.values.shape[3]) * self.keys.element_size()
         return int(self.counts.sum()) * per_slot
+
+    def host_bytes(self) -> int:
+        """Bytes of the tokens that lie in host memory, to be fetched."""
+        return 0
 
     def reserved_bytes(self) -> int:
         """Bytes of the allocated keys and values, used or not."""
@@ -225,15 +230,21 @@ class LayerCache:
         self.keys[:, :, :slots] = keys[:, :, :slots]
         self.values[:, :, :slots] = values[:, :, :slots]
         self.positions[:, :, :slots] = positions[:, :, :slots]
+        self._copy_aux(aux, slots)
+
+    def _copy_aux(self, aux: dict[str, Tensor], slots: int) -> None:
+        """Fill the first slots from tensors of another capacity; the rest of a new tensor is zero."""
         for name, tensor in aux.items():
-            self.auxiliary(name)[:, :, :slots] = tensor[:, :, :slots]
+            if name not in self.aux:
+                self.aux[name] = tensor.new_zeros(*self.positions.shape, *tensor.shape[3:])
+            self.aux[name][:, :, :slots] = tensor[:, :, :slots]
 
 
 def _wide(slots: Tensor, tensor: Tensor) -> Tensor:
-    """Slots `[batch, kv_heads, n]` as an index into the head_dim axis too."""
-    return slots[..., None].expand(*slots.shape, tensor.shape[3])
+    """Slots `[batch, kv_heads, n]` as an index into the tensor's last axis too, where it has one."""
+    return slots if tensor.dim() == 3 else slots[..., None].expand(*slots.shape, tensor.shape[3])
 
 
 def _pick(tensor: Tensor, slots: Tensor) -> Tensor:
-    """`[batch, kv_heads, n, head_dim]` at those slots."""
+    """`[batch, kv_heads, n, ...]` at those slots."""
     return tensor.gather(2, _wide(slots, tensor))

@@ -49,7 +49,7 @@ class Rotary:
         try:
             cos, sin = embedding(probe, position)
             theirs = apply(probe, probe, cos, sin)[1] / getattr(embedding, "attention_scaling", 1.0)
-            agrees = torch.allclose(self(probe, position[0]), theirs, atol=1e-5)
+            agrees = torch.allclose(self(probe, position[0]), theirs.float(), atol=1e-5)
         except (TypeError, ValueError, RuntimeError):
             agrees = False  # another signature: another kind of rotation
         if not agrees:

@@ -71,7 +71,7 @@ class _Tiles:
 
     def add_column_sums(self, sums: Tensor, lse: Tensor) -> None:
         """Add the softmax weights, summed over rows, to `sums` `[heads, group, n]`."""
-        torch.neg(lse, out=self.queries[..., -1])
+        torch.neg(lse.float(), out=self.queries[..., -1])
         ones = torch.eye(self.group, device=self.device).expand(self.heads, -1, -1)  # [heads, group, group]
         selectors = {}  # row counts -> which rows belong to which query head, [heads, group, group * rows]
         for rows, keys, tile in self._walk():

@@ -44,11 +44,15 @@ class Roofline:
         operations = sum(2 * self.spec.parameters * n + factor * n * n * attention for n in prompt_tokens)
         return self._slower_s(operations, self.weight_bytes + self.kv_bytes(sum(prompt_tokens)))
 
-    def step_s(self, batch: int, kept_tokens: float) -> float:
-        """One decode step over the batch's kept tokens: (W + kept x kappa) / (efficiency x bandwidth) + overhead."""
+    def step_s(self, batch: int, kept_tokens: float, kv_bytes: float | None = None) -> float:
+        """One decode step over the batch's kept tokens: (W + kept x kappa) / (efficiency x bandwidth) + overhead.
+
+        kv_bytes: what these tokens take where they are not held in full precision.
+        """
         attention = self.spec.q_heads * self.spec.head_dim * self.spec.layers
         operations = 2 * self.spec.parameters * batch + 4 * kept_tokens * attention
-        return self._slower_s(operations, self.weight_bytes + self.kv_bytes(kept_tokens)) + self.device.step_overhead_s
+        moved_bytes = self.weight_bytes + (self.kv_bytes(kept_tokens) if kv_bytes is None else kv_bytes)
+        return self._slower_s(operations, moved_bytes) + self.device.step_overhead_s
 
     def _slower_s(self, operations: float, moved_bytes: float) -> float:
         arithmetic_s = operations / (self.efficiency * self.device.flops_per_s)

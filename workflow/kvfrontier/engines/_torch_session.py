@@ -91,11 +91,10 @@ class TorchSession(Session):
     def _memory(
         self, phase: str, sequences: TorchSequences, prompts: Sequence[Sequence[int]], steps: int, peak: PeakMemory
     ) -> list[tuple[str, str, float]]:
-        per_token = self.spec.kv_bytes_per_token(self.model.dtype.itemsize)
-        kept = sum(sequences.cache.strategy.kept_tokens(len(prompt), steps) for prompt in prompts)
+        strategy, element = sequences.cache.strategy, self.model.dtype.itemsize
         tensors = sequences.bytes_by_metric()
-        tensors["kv_formula_bytes"] = kept * per_token
-        tensors["kv_full_bytes"] = sum(len(prompt) + steps for prompt in prompts) * per_token
+        tensors["kv_formula_bytes"] = sum(strategy.kv_bytes(self.spec, element, len(row), steps) for row in prompts)
+        tensors["kv_full_bytes"] = sum(len(row) + steps for row in prompts) * self.spec.kv_bytes_per_token(element)
         return [(metric, phase, float(size)) for metric, size in tensors.items()] + peak.readings(phase)
 
 

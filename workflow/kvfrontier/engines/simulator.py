@@ -41,11 +41,12 @@ class SimulatedSession(Session):
         lengths = [len(prompt) for prompt in prompts]
         scores_attention = "attention_mass" in strategy.requires()
         kept = [self._kept(strategy, lengths, done) for done in range(output_tokens)]
-        self._check_fits(max([sum(lengths), *kept]))
+        held = [self._held_bytes(strategy, lengths, done) for done in range(output_tokens)]
+        self._check_fits(max([self._model.kv_bytes(sum(lengths)), *held]))
         at_s = self._model.prefill_s(lengths, scores_attention)
         times_s = [at_s]
         for step in range(1, output_tokens):
-            at_s += self._model.step_s(len(lengths), kept[step])
+            at_s += self._model.step_s(len(lengths), kept[step], held[step])
             times_s.append(at_s)
         rows = [strategy.kept_by_layer(self.spec.layers, length, output_tokens - 1) for length in lengths]
         by_layer = [sum(layer) / len(lengths) for layer in zip(*rows, strict=True)]
@@ -54,8 +55,8 @@ class SimulatedSession(Session):
             token_times_s=[list(times_s) for _ in lengths],
             memory=[
                 reading
-                for phase, tokens in (("prefill", kept[0]), ("decode", kept[-1]))
-                for reading in self._memory(phase, tokens, scores_attention)
+                for phase, step in (("prefill", 0), ("decode", -1))
+                for reading in self._memory(phase, kept[step], held[step], scores_attention)
             ],
             kept_tokens=[[per_head] * self.spec.kv_heads for per_head in by_layer],
             seen_tokens=sum(lengths) / len(lengths) + output_tokens - 1,
@@ -68,15 +69,22 @@ class SimulatedSession(Session):
         """Tokens kept per KV head, summed over the batch, after `generated` decode steps."""
         return sum(strategy.kept_tokens(length, generated) for length in lengths)
 
-    def _memory(self, phase: str, kept_tokens: int, scores_attention: bool) -> list[tuple[str, str, float]]:
+    def _held_bytes(self, strategy: Strategy, lengths: list[int], generated: int) -> int:
+        """Bytes of the batch's keys and values after `generated` decode steps."""
+        element = self._model.bytes_per_element
+        return sum(strategy.kv_bytes(self.spec, element, length, generated) for length in lengths)
+
+    def _memory(
+        self, phase: str, kept_tokens: int, held_bytes: int, scores_attention: bool
+    ) -> list[tuple[str, str, float]]:
         return [
-            (KV_DEVICE_BYTES, phase, self._model.kv_bytes(kept_tokens)),
+            (KV_DEVICE_BYTES, phase, held_bytes),
             (KV_HOST_BYTES, phase, 0.0),
             (KV_AUX_BYTES, phase, self._model.score_bytes(kept_tokens) if scores_attention else 0.0),
         ]
 
-    def _check_fits(self, peak_tokens: int) -> None:
-        needed = self._model.weight_bytes + self._model.kv_bytes(peak_tokens)
+    def _check_fits(self, peak_kv_bytes: float) -> None:
+        needed = self._model.weight_bytes + peak_kv_bytes
         memory = self._model.device.memory_bytes
         if memory is not None and needed > memory:
             held = f"{self._model.device.name} has {format_bytes(memory)}"

@@ -40,6 +40,7 @@ class Feasibility:
         questions: tuple[tuple[Option, tuple, Callable[[], None]], ...] = (
             (workload, (id(workload), model), lambda: workload.plugin.check(spec)),
             (workload, (id(workload), id(engine)), lambda: _check_needs(engine.plugin, workload.plugin)),
+            (strategy, (id(strategy), model), lambda: strategy.plugin.check(spec)),
             (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
         )
         for option, key, question in questions:

@@ -35,21 +35,23 @@ class Fingerprints:
         self, model: str, engine: Option, device: str, workload: Option, strategy: Option
     ) -> tuple[dict[str, str], str]:
         """All parts but `cell`, and the hash of those that count."""
-        key = (model, engine.plugin.name, device, id(workload.plugin), strategy.plugin.name)
+        key = (model, engine.plugin.name, device, id(workload.plugin), _strategies(strategy.plugin))
         if key not in self._parts:
-            parts = self._work_out(model, engine.plugin, device, workload, strategy.plugin.name)
+            parts = self._work_out(model, engine.plugin, device, workload, key[-1])
             counted = {name: value for name, value in parts.items() if not is_ignored(name, self._ignore)}
             self._parts[key] = parts, content_hash(counted)
         return self._parts[key]
 
-    def _work_out(self, model: str, engine: Any, device: str, workload: Option, strategy: str) -> dict[str, str]:
+    def _work_out(
+        self, model: str, engine: Any, device: str, workload: Option, strategies: tuple[str, ...]
+    ) -> dict[str, str]:
         campaign, code = self._campaign, self._code
         modelled = engine.source == "model"
         entry = campaign.models[model]
         parts = {
             # numbers of a cost model depend on the shape, measured ones on the weights
             "model": content_hash(vars(entry.spec)) if modelled else entry.identity,
-            "strategy_code": code.code_hash([STRATEGIES.module(strategy)], STRATEGY_CODE),
+            "strategy_code": code.code_hash(map(STRATEGIES.module, strategies), STRATEGY_CODE),
             "engine_code": code.code_hash([ENGINES.module(engine.name)], ENGINE_CODE),
             "workload_code": code.code_hash([WORKLOADS.module(workload.plugin.name)], WORKLOAD_CODE),
             "device": device_part(campaign.devices[device], modelled),
@@ -75,15 +77,21 @@ class Fingerprints:
 
 def code_modules(part: str, cell: Cell) -> list[str]:
     """The modules of the running package whose code a part of a cell's fingerprint hashes; none for other parts."""
+    strategy = STRATEGIES.get(cell.strategy.name)(**dict(cell.strategy.params))
     sources = {
-        "strategy_code": (STRATEGIES, cell.strategy.name, STRATEGY_CODE),
-        "engine_code": (ENGINES, cell.engine.name, ENGINE_CODE),
-        "workload_code": (WORKLOADS, cell.workload.name, WORKLOAD_CODE),
+        "strategy_code": (STRATEGIES, _strategies(strategy), STRATEGY_CODE),
+        "engine_code": (ENGINES, (cell.engine.name,), ENGINE_CODE),
+        "workload_code": (WORKLOADS, (cell.workload.name,), WORKLOAD_CODE),
     }
     if part not in sources:
         return []
-    registry, name, within = sources[part]
-    return sorted(CodeBase.installed().closure([registry.module(name)], within))
+    registry, names, within = sources[part]
+    return sorted(CodeBase.installed().closure(map(registry.module, names), within))
+
+
+def _strategies(plugin: Any) -> tuple[str, ...]:
+    """The strategy and those it is made of."""
+    return plugin.name, *plugin.made_of()
 
 
 def fingerprint(cell_id: str, parts_hash: str) -> str:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kvfrontier.cache.layer import LayerCache
     from kvfrontier.cache.view import LayerView
+    from kvfrontier.plan.model import ModelSpec
 
 
 @settings
@@ -34,6 +36,8 @@ class Strategy:
     """How `attention_mass` is computed; a strategy may make it a field."""
     even_heads: ClassVar[bool] = True
     """All KV heads of a layer keep as many tokens; if not, the layer's mean is what the formula says."""
+    storage_drops: ClassVar[bool] = True
+    """Whether `storage` can lose single tokens while decoding."""
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula).
@@ -52,9 +56,32 @@ class Strategy:
         during = (self.kept_tokens(prompt_tokens, step) + 1 for step in range(generated_tokens))
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
+    def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
+        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`.
+
+        element_bytes: of the model's own keys and values.
+        """
+        return self.kept_tokens(prompt_tokens, generated_tokens) * spec.kv_bytes_per_token(element_bytes)
+
     def requires(self) -> frozenset[str]:
         """`needs`, for these settings."""
         return self.needs
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise Unsupported for settings that cannot run; called when the plan is made."""
+
+    def made_of(self) -> tuple[str, ...]:
+        """Names of other strategies whose code this one runs: it counts in the fingerprint."""
+        return ()
+
+    def storage(self, layer_idx: int, layers: int) -> LayerCache:
+        """An empty layer of a new batch: how and where the tokens of layer `layer_idx` of `layers` lie between calls.
+
+        What such a layer must provide is in `cache/layer.py`.
+        """
+        from kvfrontier.cache.layer import LayerCache
+
+        return LayerCache()
 
     def before_attention(self, view: LayerView) -> None:
         """Act on one layer when its new tokens are stored and attention has not run (queries are known)."""
@@ -104,6 +131,10 @@ class Eviction(Strategy):
     def last_eviction(self, decoded_tokens: int) -> int:
         """The last decode step, of so many, that evicted."""
         return decoded_tokens
+
+    def evicts_while_decoding(self) -> bool:
+        """Whether any decode step evicts."""
+        return self.budget != 1.0 and self.last_eviction(maxsize) > 0
 
     def token_budget(self, tokens: int) -> int:
         """k for n = `tokens`: what the budget allows, at least `least_tokens`. May exceed n; budget 1.0 is no limit."""

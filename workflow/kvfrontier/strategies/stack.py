@@ -1,0 +1,126 @@
+"""Stack: an eviction policy over a storage: what is kept, and in which form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, model_validator
+
+from kvfrontier.errors import Unsupported
+from kvfrontier.parameters import Budget
+from kvfrontier.strategies import strategy
+from kvfrontier.strategies._named import Named, build
+from kvfrontier.strategies.base import Eviction, Strategy
+
+if TYPE_CHECKING:
+    from kvfrontier.cache.layer import LayerCache
+    from kvfrontier.cache.view import LayerView
+    from kvfrontier.plan.model import ModelSpec
+
+
+@strategy("stack")
+class Stack(Strategy):
+    """Evict first, then store the survivors: `evict` says which tokens stay, `store` how they are held.
+
+    Scores come from attention over what is held: full precision for a call's own tokens, read-back codes for older
+    ones. At the end of a prefill only survivors are coded; while decoding a survivor's codes move but never change.
+    A storage in groups of tokens (kivi) groups the survivors of a prefill's eviction (and an extension's) anew; it
+    cannot lose single tokens: an `evict` that evicts while decoding is `unsupported` there (h2o: `decode_evict: off`).
+    Phases and needs: those of `evict` and `store`.
+    """
+
+    evict: Annotated[Named, Field(description="An eviction strategy: name, or mapping with parameters")] = "h2o"
+    store: Annotated[Named, Field(description="A strategy with a storage of its own: name or mapping")] = "int8"
+    budget: Annotated[
+        Budget | None, Field(description="Budget of `evict`; null: its default, or what its other parameters say")
+    ] = 0.2
+
+    @model_validator(mode="after")
+    def _are_of_their_kinds(self) -> Stack:
+        if not isinstance(build(self.evict), Eviction):
+            raise ValueError(f"evict takes an eviction strategy; '{self.evict}' is none")
+        _ = self._policy  # raises where it does not take the budget
+        if isinstance(self._form, Stack | Eviction) or type(self._form).storage is Strategy.storage:
+            raise ValueError(f"store takes a strategy with a storage of its own; '{self.store}' has none")
+        return self
+
+    @property
+    def _policy(self) -> Eviction:
+        return build(self.evict, self.budget)
+
+    @property
+    def _form(self) -> Strategy:
+        return build(self.store)
+
+    @property
+    def scoring(self) -> str:
+        """As `evict` says."""
+        return self._policy.scoring
+
+    @property
+    def even_heads(self) -> bool:
+        """As `evict` says."""
+        return self._policy.even_heads
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise Unsupported where single tokens would have to leave a group, or bytes follow from no formula."""
+        self._policy.check(spec)
+        self._form.check(spec)
+        if self._policy.evicts_while_decoding() and not self._form.storage_drops:
+            raise Unsupported(
+                f"'{self.store}' holds tokens in groups, which cannot lose the single tokens "
+                f"that '{self.evict}' evicts while decoding"
+            )
+
+        if not (self.even_heads or self._form.storage_drops):
+            raise Unsupported(
+                f"'{self.store}' holds tokens in groups, and the heads of '{self.evict}' keep as many tokens as each "
+                "deserves: no formula says what they take"
+            )
+
+    def made_of(self) -> tuple[str, ...]:
+        """Both parts."""
+        return self._policy.name, self._form.name
+
+    def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
+        """As `evict` says."""
+        return self._policy.kept_tokens(prompt_tokens, generated_tokens)
+
+    def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:
+        """As `evict` says."""
+        return self._policy.kept_by_layer(layers, prompt_tokens, generated_tokens)
+
+    def peak_tokens(self, prompt_tokens: int, generated_tokens: int) -> int:
+        """As `evict` says."""
+        return self._policy.peak_tokens(prompt_tokens, generated_tokens)
+
+    def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
+        """What `store` needs for the tokens that `evict` keeps."""
+        by_layer = self.kept_by_layer(spec.layers, prompt_tokens, generated_tokens)
+        layer = replace(spec, layers=1)
+        return sum(self._form.kv_bytes(layer, element_bytes, tokens) for tokens in by_layer)
+
+    def requires(self) -> frozenset[str]:
+        """What either part requires."""
+        return self._policy.requires() | self._form.requires()
+
+    def storage(self, layer_idx: int, layers: int) -> LayerCache:
+        """As `store` says."""
+        return self._form.storage(layer_idx, layers)
+
+    def before_attention(self, view: LayerView) -> None:
+        """As `evict` says."""
+        self._policy.before_attention(view)
+
+    def observe(self, view: LayerView) -> None:
+        """As `evict` says."""
+        self._policy.observe(view)
+
+    def after_prefill(self, view: LayerView) -> None:
+        """As `evict` says; what is left is stored when the layer settles."""
+        self._policy.after_prefill(view)
+
+    def after_decode(self, view: LayerView) -> None:
+        """As `evict` says."""
+        self._policy.after_decode(view)
