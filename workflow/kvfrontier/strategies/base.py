@@ -94,7 +94,7 @@ class Eviction(Strategy):
         return 0
 
     def recent_tokens(self, capacity: int) -> int:
-        """Newest tokens that are never evicted, out of `capacity` kept ones."""
+        """Newest tokens that are never evicted, out of k = `capacity` (mean over layers)."""
         return 0
 
     def least_tokens(self) -> int:
