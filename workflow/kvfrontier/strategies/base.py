@@ -48,7 +48,7 @@ class Strategy:
         return [self.kept_tokens(prompt_tokens, generated_tokens)] * layers
 
     def peak_tokens(self, prompt_tokens: int, generated_tokens: int) -> int:
-        """Slots needed at once: a decode step's token is stored before the strategy evicts."""
+        """Slots needed at once, a mean as `kept_tokens`: a decode step's token is stored before the strategy evicts."""
         during = (self.kept_tokens(prompt_tokens, step) + 1 for step in range(generated_tokens))
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
