@@ -43,6 +43,14 @@ def test_generation_is_deterministic_and_times_rise():
     assert first.seen_tokens == 64 + 7 and first.kept_tokens == [[71.0, 71.0]] * 2
 
 
+def test_kept_tokens_are_told_by_layer():
+    pyramid = STRATEGIES.get("pyramid_kv")(budget=20)
+    kept = session().generate(pyramid, [[1] * 64, [1] * 40], 4).kept_tokens
+    by_row = [pyramid.kept_by_layer(2, length, 3) for length in (64, 40)]
+    assert kept == [[(by_row[0][layer] + by_row[1][layer]) / 2] * 2 for layer in range(2)]
+    assert kept[0][0] > kept[1][0] and kept[0][0] + kept[1][0] == 2 * 23
+
+
 def test_a_smaller_budget_is_never_slower_and_keeps_fewer_bytes():
     strategy = STRATEGIES.get("streaming_llm")
     ends, kept = [], []

@@ -74,6 +74,19 @@ def test_budget_one_equals_the_full_cache(model, name):
         torch.testing.assert_close(logits[0][0], logits[1][0], atol=1e-5, rtol=1e-5)
 
 
+@EVICTING
+@pytest.mark.parametrize("options", [{}, {"prefill": "chunked", "chunk_tokens": 16}], ids=str)
+def test_budget_one_asks_for_no_scores_and_holds_nothing_beside_the_cache(model, name, options, monkeypatch):
+    def scores(strategy, view):
+        raise AssertionError("scores of tokens of which none is evicted")
+
+    monkeypatch.setattr(STRATEGIES.get(name), "scores", scores)
+    whole = session(model, **options).open(make(name, budget=1.0))
+    run(whole, random_prompts(LENGTHS))
+    whole.extend(random_prompts([7, 3, 5], seed=2))
+    assert all(layer.extras == {} for layer in whole.cache.layers)
+
+
 @EVERY
 def test_the_rows_of_a_batch_equal_single_runs(model, name):
     prompts = random_prompts(LENGTHS)

@@ -31,7 +31,7 @@ class Call:
     positions: Tensor
     last: bool
     monolithic: bool = False  # the whole prompt in one call
-    shared: dict[Any, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 class KVCache:

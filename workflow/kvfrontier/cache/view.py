@@ -42,7 +42,7 @@ class LayerView:
     decoded_tokens: int
     row_seeds: list[int]
     rotate: Callable[[Tensor, Tensor], Tensor]
-    shared: dict[Any, Any]
+    shared: dict[str, Any]
     attention_mass: Tensor | None = None
 
     @property

@@ -52,7 +52,7 @@ class Strategy:
         return [self.kept_tokens(prompt_tokens, generated_tokens)] * layers
 
     def peak_tokens(self, prompt_tokens: int, generated_tokens: int) -> int:
-        """Slots needed at once: a decode step's token is stored before the strategy evicts."""
+        """Slots needed at once, a mean as `kept_tokens`: a decode step's token is stored before the strategy evicts."""
         during = (self.kept_tokens(prompt_tokens, step) + 1 for step in range(generated_tokens))
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
@@ -121,7 +121,7 @@ class Eviction(Strategy):
         return 0
 
     def recent_tokens(self, capacity: int) -> int:
-        """Newest tokens that are never evicted, out of `capacity` kept ones."""
+        """Newest tokens that are never evicted, out of k = `capacity` (mean over layers)."""
         return 0
 
     def least_tokens(self) -> int:
