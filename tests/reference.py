@@ -6,7 +6,7 @@ They share no code with the package.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,12 +15,16 @@ from transformers import AttentionInterface, PreTrainedModel
 
 @dataclass
 class Entry:
-    """One cached token of one KV head; the key is stored unrotated."""
+    """One cached token of one KV head; the key is stored unrotated.
+
+    rows: (query head of the group, position of the row, weight it gave this token), one for each row and head.
+    """
 
     position: int
     key: Tensor
     value: Tensor
     score: float = 0.0
+    rows: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 def rotate(vectors: Tensor, positions: list[int], theta: float) -> Tensor:
@@ -55,7 +59,7 @@ class NaiveLlama:
             group = len(q) // len(k)
             for head, entries in enumerate(heads):
                 entries.append(Entry(self.position, k[head], v[head]))
-            mixed = [self._attend(q[h], heads[h // group]) for h in range(len(q))]
+            mixed = [self._attend(q[h], heads[h // group], h % group) for h in range(len(q))]
             hidden = hidden + w[name + "self_attn.o_proj.weight"] @ torch.cat(mixed)
             x = self._norm(hidden, w[name + "post_attention_layernorm.weight"])
             gate, up = w[name + "mlp.gate_proj.weight"] @ x, w[name + "mlp.up_proj.weight"] @ x
@@ -63,13 +67,14 @@ class NaiveLlama:
         self.position += 1
         return w["lm_head.weight"] @ self._norm(hidden, w["model.norm.weight"])
 
-    def _attend(self, query: Tensor, entries: list[Entry]) -> Tensor:
+    def _attend(self, query: Tensor, entries: list[Entry], head: int) -> Tensor:
         place = [index if self.rolled else entry.position for index, entry in enumerate(entries)]
         query = rotate(query[None], place[-1:], self.theta)[0]
         keys = rotate(torch.stack([entry.key for entry in entries]), place, self.theta)
         weights = (keys @ query / math.sqrt(len(query))).softmax(0)
         for entry, weight in zip(entries, weights.tolist(), strict=True):
             entry.score += weight
+            entry.rows.append((head, self.position, weight))
         return weights @ torch.stack([entry.value for entry in entries])
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

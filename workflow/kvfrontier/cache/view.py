@@ -19,7 +19,8 @@ class LayerView:
 
     queries: rotated queries of the new tokens `[batch, q_heads, new, head_dim]`, right-padded.
     attention_mass: softmax weight that each slot received from this call's queries, summed over them,
-        `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it.
+        `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it. Rows count
+        as the strategy's `row_weighting` says.
     new_tokens: tokens added by this call; seen_tokens: all tokens so far, these included.
     read_tokens: of them, those that came by prefill or extension; decoded_tokens: decode steps since the last of those.
     shared: what one forward call's layers have in common, for a strategy to compute once.
