@@ -66,16 +66,15 @@ def share(tokens):
     return max(2, math.ceil(0.3 * tokens - 1e-9))
 
 
+RUNS = [(name, chunk) for name in VARIANTS for chunk in (1, 3, 7, 16, 47, 60)]
+RUNS.remove(("h2o_chunk_isolated", 1))  # each token gives itself a weight of 1: only rounding would tell them apart
 BUDGETS = {"share": (0.3, share), "tokens": (15, lambda tokens: 15)}
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("chunk", [1, 7, 16, 47, 60])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("name", "chunk"), RUNS)
 def test_kept_sets_and_logits_follow_the_naive_loop(name, chunk, budget):
     """Chunk 1 of h2o_stream is the greedy algorithm of the paper."""
-    if (name, chunk) == ("h2o_chunk_isolated", 1):
-        chunk = 3  # alone, each token gives itself a weight of 1: nothing but rounding would tell them apart
     model, (given, k_of) = tiny_llama(), BUDGETS[budget]
     prompt, generated, turn = random_prompts([PROMPT, STEPS, TURN], seed=5)
     naive = NaiveChunks(model, name, chunk, k_of)
@@ -128,6 +127,14 @@ def test_never_more_than_the_budget_and_a_chunk_is_held(monkeypatch, name, budge
     per_slot = sequences.session.spec.kv_bytes_per_token(4) // 2
     assert max(reserved) == (40 + 32) * per_slot
     assert sequences.bytes_by_metric()["kv_reserved_bytes"] == 2 * 41 * per_slot
+
+
+def test_what_the_last_chunk_did_not_need_is_given_back():
+    strategy = STRATEGIES.get("h2o_stream")(budget=0.3, chunk_tokens=10)
+    assert strategy.kept_tokens(50) + 1 == strategy.kept_tokens(51), "the last chunk, of one token, evicts nothing"
+    sequences = TorchSession(tiny_llama()).open(strategy)
+    sequences.prefill(random_prompts([51]), reserve_tokens=5)
+    assert [layer.capacity for layer in sequences.cache.layers] == [strategy.peak_tokens(51, 5)] * 2
 
 
 @pytest.mark.parametrize("name", VARIANTS)

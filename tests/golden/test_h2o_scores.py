@@ -43,7 +43,7 @@ CASES = {
     "grace takes the whole budget": {"grace": 30, "sinks": 2},
     "delay": {"score_delay": 5},
     "delay beyond the window": {"score_delay": 9, "score_norm": "mean_rows"},
-    "delay beyond the budget": {"score_delay": 20},
+    "delay beyond the budget": {"score_delay": 20, "score_norm": "mean_rows"},
     "mean of the group": {"group_reduce": "mean"},
     "max of the group": {"group_reduce": "max"},
     "all together": {"group_reduce": "max", "decay": 0.95, "grace": 8, "score_delay": 3, "sinks": 1},
@@ -75,6 +75,24 @@ def test_kept_sets_follow_the_definition(case, prefill):
         step([token], sequences.decode)
     step(turn, lambda tokens: sequences.extend([tokens]))
     step(turn[:1], sequences.decode)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_of_unequal_length_equal_single_runs(case):
+    model, strategy = tiny_llama(), STRATEGIES.get("h2o")(budget=BUDGET, **CASES[case])
+
+    def kept(rows):
+        sequences = TorchSession(model, prefill="chunked", chunk_tokens=9).open(strategy)
+        sequences.prefill([random_prompts([41, 23, 6], seed=5)[row] for row in rows])
+        for token in (3, 4, 5):
+            sequences.decode([token] * len(rows))
+        sequences.extend([random_prompts([4, 20, 13], seed=6)[row] for row in rows])
+        return [layer.tolist() for layer in sequences.kept_positions()]
+
+    together, alone = kept([0, 1, 2]), [kept([row]) for row in range(3)]
+    assert [[layer[row] for row in range(3)] for layer in together] == [
+        [single[index][0] for single in alone] for index in range(len(together))
+    ]
 
 
 def test_the_cases_differ_from_plain_h2o():

@@ -136,6 +136,14 @@ def test_chunked_prefill_equals_the_monolithic_one(model, name, chunk_tokens):
 
 
 @EVERY
+def test_own_chunks_are_asked_of_the_engine(name):
+    """An engine that reads as it likes would silently measure something else."""
+    strategy = make(name)
+    assert ("chunks" in strategy.requires()) == (strategy.chunk_tokens is not None)
+    assert not strategy.isolated_chunks or strategy.chunk_tokens is not None
+
+
+@EVERY
 def test_eager_prefill_equals_the_fused_one(model, name):
     prompts = random_prompts(LENGTHS)
     fused, eager = session(model).open(make(name)), session(model, prefill="eager").open(make(name))
