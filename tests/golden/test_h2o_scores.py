@@ -110,6 +110,25 @@ def test_the_cases_differ_from_plain_h2o():
     assert same == ["mean of the group"], "the mean ranks as the sum does"
 
 
+def test_after_a_long_prompt_plain_sums_let_hardly_a_generated_token_stay():
+    """The freeze effect, and what takes it away."""
+    model, (prompt, generated) = tiny_llama(), random_prompts([240, 80], seed=4)
+
+    def generated_share(**params):
+        strategy = STRATEGIES.get("h2o")(budget=60, recent_share=0.25, **params)
+        sequences = TorchSession(model).open(strategy)
+        sequences.prefill([prompt], reserve_tokens=len(generated))
+        for token in generated:
+            sequences.decode([token])
+        heavy = [head[:-15] for layer in sequences.kept_positions() for head in layer[0].tolist()]
+        return fmean(position >= len(prompt) for head in heavy for position in head)
+
+    plain = generated_share()
+    assert plain < 0.05 < 0.15 < generated_share(decay=0.95)
+    assert generated_share(score_norm="mean_rows") > 0.15
+    assert generated_share(grace=45) > plain, "what is spared stays for its time"
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["MQA", "GQA", "MHA"])
 def test_the_maximum_over_query_heads_is_that_of_their_own_sums(kv_heads):
     model = tiny_llama(layers=1, kv_heads=kv_heads)

@@ -21,9 +21,9 @@ class H2O(RowMean):
     Two readings of its ratio: `budget` is the total share (paper: 20 % = 10 % heavy + 10 % recent); `heavy_ratio` r
     keeps r n heavy *and* r n recent tokens, as the authors' FlexGen code does (its ring buffer holds one more recent
     and one less heavy token after the first step).
-    Sums favour old tokens: after a long prompt hardly a generated one becomes heavy. `score_norm: mean_rows`, `decay`
-    and `grace` are the known repairs. `score_delay` scores a token only by rows some way after it, as KVpop
-    (arXiv:2607.05061) does, but without its trained scorer.
+    Sums favour old tokens: after a long prompt hardly a generated one becomes heavy (`kept_age_share` shows it).
+    `score_norm: mean_rows`, `decay` and `grace` are the known repairs. `score_delay` scores a token only by rows some
+    way after it: the delay of KVpop (arXiv:2607.05061) without its trained scorer.
     Differs: positions stay original; ties keep the older token; S is reduced within a KV head's group.
     Phases: prefill, decode. Needs: attention_mass.
     """
