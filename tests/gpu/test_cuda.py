@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kvfrontier.cache.attention import attend_block
+from kvfrontier.cache.scores import RowWeights
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
 from tiny import random_prompts, tiny_llama
@@ -29,7 +30,8 @@ def run(model, strategy, **options):
 @pytest.mark.parametrize("options", [{}, {"prefill": "eager"}, {"prefill": "chunked", "chunk_tokens": 17}], ids=str)
 @pytest.mark.parametrize("name", STRATEGIES.names())
 def test_float32_on_cuda_equals_the_cpu(name, options):
-    strategy = STRATEGIES.get(name)()
+    plugin = STRATEGIES.get(name)
+    strategy = plugin() if plugin.chunk_tokens is None else plugin(chunk_tokens=11)
     on_cpu = run(tiny_llama(), strategy, **options)
     on_cuda = run(tiny_llama().cuda(), strategy, **options)
     torch.testing.assert_close(on_cuda[0], on_cpu[0], atol=1e-3, rtol=1e-3)
@@ -40,15 +42,18 @@ def test_float32_on_cuda_equals_the_cpu(name, options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
 @pytest.mark.parametrize(("rows", "length"), [(517, 517), (64, 700), (1, 9)])
-def test_column_sums_of_each_kernel_equal_the_matrix(dtype, kv_heads, rows, length):
+@pytest.mark.parametrize(("decay", "delay"), [(1.0, None), (0.98, 40)])
+def test_column_sums_of_each_kernel_equal_the_matrix(dtype, kv_heads, rows, length, decay, delay):
     generator = torch.Generator().manual_seed(0)
     shapes = [(8, rows), (kv_heads, length), (kv_heads, length)]
     queries, keys, values = (torch.randn(2, h, n, 64, generator=generator).to("cuda", dtype) for h, n in shapes)
     offset = length - rows
-    expected_out, expected = attend_block(queries, keys, values, 0.125, offset, "eager", "eager")
+    since = None if delay is None else (torch.arange(length, device="cuda") - offset + delay).expand(2, kv_heads, -1)
+    weights = RowWeights(decay, since)
+    expected_out, expected = attend_block(queries, keys, values, 0.125, offset, "eager", "eager", weights)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for scoring in ("lse", "two_pass"):
-        out, mass = attend_block(queries, keys, values, 0.125, offset, "sdpa", scoring)
+        out, mass = attend_block(queries, keys, values, 0.125, offset, "sdpa", scoring, weights)
         torch.testing.assert_close(mass, expected, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(out, expected_out, atol=tolerance, rtol=tolerance)
 

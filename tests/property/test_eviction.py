@@ -22,6 +22,23 @@ h2o = st.builds(
     decode_evict=st.sampled_from(["every", "off", "interval"]),
     evict_interval=st.integers(1, 5),
     score_norm=st.sampled_from(["sum", "mean_rows"]),
+    decay=st.sampled_from([1.0, 0.9]),
+    grace=st.integers(0, 12),
+    score_delay=st.sampled_from([0, 3, 50]),
+    group_reduce=st.sampled_from(["sum", "mean", "max"]),
+)
+chunks = st.one_of(
+    st.builds(
+        STRATEGIES.get(name),
+        budget=BUDGETS,
+        budget_ref=st.sampled_from(["prompt", "total"]),
+        recent_share=st.sampled_from([0.0, 0.5]),
+        sinks=st.integers(0, 4),
+        grace=st.integers(0, 12),
+        decode_evict=st.sampled_from(["every", "off", "interval"]),
+        chunk_tokens=st.integers(1, 45),
+    )
+    for name in ("h2o_stream", "h2o_chunk_local", "h2o_chunk_isolated")
 )
 heavy = st.builds(STRATEGIES.get("h2o"), heavy_ratio=st.floats(0.05, 0.5))
 streaming = st.builds(
@@ -87,7 +104,9 @@ def assert_legal(sequences, strategy):
 
 
 @settings(max_examples=250, deadline=None)
-@given(strategy=st.one_of(h2o, heavy, streaming, windowed, tova, controls), rows=lengths, steps=st.integers(0, 12))
+@given(
+    strategy=st.one_of(h2o, heavy, streaming, windowed, tova, controls, chunks), rows=lengths, steps=st.integers(0, 12)
+)
 def test_one_turn_keeps_exactly_what_the_formula_says(strategy, rows, steps):
     sequences = TorchSession(MODEL).open(strategy)
     sequences.prefill(random_prompts(rows), reserve_tokens=steps)
@@ -104,7 +123,7 @@ def test_one_turn_keeps_exactly_what_the_formula_says(strategy, rows, steps):
 
 @settings(max_examples=160, deadline=None)
 @given(
-    strategy=st.one_of(h2o, streaming, windowed, tova, controls),
+    strategy=st.one_of(h2o, streaming, windowed, tova, controls, chunks),
     rows=lengths,
     turns=st.lists(st.tuples(st.booleans(), st.integers(1, 12), st.integers(0, 99)), max_size=5),
 )

@@ -95,6 +95,13 @@ ACHIEVED_BUDGET = _metric(
     "achieved_budget", "share", "lower", "Kept tokens / tokens seen, mean over layers and heads", nature="exact"
 )
 
+KEPT_AGE_SHARE = _metric(
+    "kept_age_share",
+    "share",
+    "neither",
+    "Share of a layer's kept tokens in a tenth of the ages (newest - position) / tokens seen; phase: where it begins",
+)
+
 KL_DIVERGENCE = _metric(
     "kl_divergence", "nat", "lower", "KL(full cache || strategy) of next-token distributions", role="quality"
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kvfrontier.cache import scores
 from kvfrontier.cache.attention import attend_block, causal_weights
-from kvfrontier.cache.scores import column_sums
+from kvfrontier.cache.scores import RowWeights, column_sums
 
 
 def random_qkv(batch=2, q_heads=6, kv_heads=2, rows=517, length=None, head_dim=16, seed=0):
@@ -19,12 +19,16 @@ def random_qkv(batch=2, q_heads=6, kv_heads=2, rows=517, length=None, head_dim=1
     return draw(q_heads, rows), draw(kv_heads, length), draw(kv_heads, length)
 
 
-def materialised(queries, keys, scale, offset):
+def materialised(queries, keys, scale, offset, decay=1.0, since=None):
     group = queries.shape[1] // keys.shape[1]
     scores = queries.double() @ keys.double().repeat_interleave(group, 1).transpose(2, 3) * scale
     rows, length = scores.shape[2:]
     visible = torch.ones(rows, length, dtype=torch.bool).tril(offset)
-    return scores.masked_fill(~visible, -torch.inf).softmax(-1).sum(2)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    row = torch.arange(rows)
+    if since is not None:
+        weights = weights * (row[:, None] >= since.repeat_interleave(group, 1)[:, :, None])
+    return (weights * decay ** (rows - 1 - row.double())[:, None]).sum(2)
 
 
 @pytest.mark.parametrize("scoring", ["lse", "two_pass", "eager"])
@@ -59,6 +63,36 @@ def test_tile_sizes_do_not_matter(monkeypatch, tile_rows, tile_keys):
     monkeypatch.setattr(scores, "TILE_ROWS", tile_rows)
     monkeypatch.setattr(scores, "TILE_KEYS", tile_keys)
     torch.testing.assert_close(column_sums(queries, keys, 0.25, 0).double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scoring", ["lse", "two_pass", "eager"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize(("rows", "length"), [(700, 700), (33, 600), (300, 1100)])
+@pytest.mark.parametrize("decay", [1.0, 0.98])
+@pytest.mark.parametrize("delay", [None, 0, 40])
+def test_rows_may_count_unequally(scoring, kernel, rows, length, decay, delay):
+    queries, keys, values = random_qkv(rows=rows, length=length)
+    since = None
+    if delay is not None:  # kept tokens have gaps between them, and no order
+        generator = torch.Generator().manual_seed(1)
+        old = torch.randint(-900, 0, (2, 2, length - rows), generator=generator)
+        since = torch.cat((old, torch.arange(rows).expand(2, 2, rows)), 2) + delay
+    weights = RowWeights(decay, since)
+    out, mass = attend_block(queries, keys, values, 0.25, length - rows, kernel, scoring, weights)
+    expected = materialised(queries, keys, 0.25, length - rows, decay, since)
+    torch.testing.assert_close(mass.double(), expected, atol=1e-4, rtol=1e-5)
+    plain, _ = attend_block(queries, keys, values, 0.25, length - rows, kernel, None)
+    torch.testing.assert_close(out, plain, atol=2e-5, rtol=1e-4)
+
+
+def test_decayed_sums_are_carried_on_from_chunk_to_chunk():
+    queries, keys, _ = random_qkv(rows=150)
+    summed = torch.zeros(2, 6, 150)
+    for start, stop in ((0, 1), (1, 64), (64, 149), (149, 150)):
+        part = column_sums(queries[:, :, start:stop], keys[:, :, :stop], 0.25, start, weights=RowWeights(0.9))
+        summed *= 0.9 ** (stop - start)
+        summed[:, :, :stop] += part
+    torch.testing.assert_close(summed.double(), materialised(queries, keys, 0.25, 0, 0.9), atol=1e-4, rtol=1e-5)
 
 
 def test_chunks_add_up_to_the_whole():

@@ -390,6 +390,16 @@ def test_the_effective_budget_of_a_short_context_is_stated(toys):
     )
 
 
+@pytest.mark.parametrize(("context", "notes"), [(17, 0), (16, 1)])
+def test_a_context_of_one_chunk_is_stated(toys, context, notes):
+    strategies = "[{name: h2o_stream, budget: 0.5, chunk_tokens: 16}, {name: h2o, budget: 0.5}]"
+    plan = toys.plan(with_axes(strategy=strategies, workload=f"[{{name: toy_speed, context_tokens: {context}}}]"))
+    assert plan.notes == (
+        f"h2o_stream(budget=0.5, chunk_tokens=16) reads {context} tokens in one chunk of 16: "
+        "its chunks make no difference",
+    )[:notes]  # fmt: skip
+
+
 def test_a_data_source_that_nobody_described_is_a_mistake(toys):
     toys.write("data.yaml", "toy_txt: {requirement: toy==1.0, sha256: %s, size_bytes: 1}\n" % ("ab" * 32))
     text = with_axes(workload=f"[{SPEED}, toy_chat]")

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from kvfrontier.cache.kv import KVCache
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
 from kvfrontier.strategies.base import Eviction
@@ -13,15 +14,21 @@ from reference import masked_forward
 from tiny import exact_llama, random_prompts, tiny_llama
 
 LENGTHS, STEPS = [250, 131, 12], 12  # one row passes 256 tokens while it decodes, one is shorter than any window
+CHUNK = 7  # of strategies that define their own: prompts and turns have several, the last ones uneven
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
 
+def has_field(name, wanted):
+    return any(field.name == wanted for field in fields(STRATEGIES.get(name)))
+
+
 def has_budget(name):
-    return any(field.name == "budget" for field in fields(STRATEGIES.get(name)))
+    return has_field(name, "budget")
 
 
-def make(name, budget=0.3):
-    return STRATEGIES.get(name)(budget=budget) if has_budget(name) else STRATEGIES.get(name)()
+def make(name, budget=0.3, chunk_tokens=CHUNK):
+    given = {"budget": budget, "chunk_tokens": chunk_tokens}
+    return STRATEGIES.get(name)(**{key: value for key, value in given.items() if has_field(name, key)})
 
 
 EVERY = pytest.mark.parametrize("name", STRATEGIES.names())
@@ -63,7 +70,9 @@ def test_it_generates_exactly_the_tokens_asked_for(model, name):
 @WITH_BUDGET
 def test_budget_one_equals_the_full_cache(model, name):
     prompts = random_prompts(LENGTHS)
-    full, whole = session(model).open(make("full")), session(model).open(make(name, budget=1.0))
+    # Chunks that do not see one another change the output whatever is kept: one chunk is the setting without effect.
+    chunk = max(LENGTHS) if STRATEGIES.get(name).isolated_chunks else CHUNK
+    full, whole = session(model).open(make("full")), session(model).open(make(name, 1.0, chunk))
     logits = [run(whole, prompts), run(full, prompts)]
     turn = random_prompts([7, 3, 5], seed=2)
     logits = [torch.cat((logits[0], whole.extend(turn)[None])), torch.cat((logits[1], full.extend(turn)[None]))]
@@ -175,6 +184,14 @@ def test_chunked_prefill_equals_the_monolithic_one(model, name, chunk_tokens):
 
 
 @EVERY
+def test_own_chunks_are_asked_of_the_engine(name):
+    """An engine that reads as it likes would silently measure something else."""
+    strategy = make(name)
+    assert ("chunks" in strategy.requires()) == (strategy.chunk_tokens is not None)
+    assert not strategy.isolated_chunks or strategy.chunk_tokens is not None
+
+
+@EVERY
 def test_eager_prefill_equals_the_fused_one(model, name):
     prompts = random_prompts(LENGTHS)
     fused, eager = session(model).open(make(name)), session(model, prefill="eager").open(make(name))
@@ -206,26 +223,33 @@ def show(mask, kept, new):
     """Let the queries at positions `new` see what each head has kept and, causally, one another."""
     for head, positions in enumerate(kept):
         for query in new:
-            mask[0, head, query, [position for position in positions.tolist() if position >= 0]] = True
+            mask[0, head, query, [position for position in positions if position >= 0]] = True
             mask[0, head, query, new[0] : query + 1] = True
 
 
 @EVICTING
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["MQA", "GQA", "MHA"])
-def test_decoding_and_further_turns_equal_a_masked_full_cache(name, kv_heads):
+def test_decoding_and_further_turns_equal_a_masked_full_cache(monkeypatch, name, kv_heads):
+    """Each call's queries see what the strategy had kept before the call, and causally one another."""
     model = tiny_llama(layers=2, kv_heads=kv_heads)
     prompt, first, turn, second = random_prompts([40, 6, 9, 5], seed=7)
     sequences = session(model).open(make(name, budget=0.4))
     total = 40 + 6 + 9 + 5
     masks = [torch.zeros(1, kv_heads, total, total, dtype=torch.bool) for _ in range(2)]
+    begin = KVCache.begin
+
+    def note(cache, call):
+        isolated = cache.strategy.isolated_chunks and call.phase == "prefill"
+        for mask, layer in zip(masks, cache.layers, strict=True):
+            kept = [[]] * kv_heads if isolated or layer.keys is None else layer.kept_positions()[0].tolist()
+            show(mask, kept, call.positions[0].tolist())
+        begin(cache, call)
+
+    monkeypatch.setattr(KVCache, "begin", note)
     logits = {39: sequences.prefill([prompt])[0]}
-    for mask in masks:
-        mask[:, :, :40, :40] = torch.ones(40, 40, dtype=torch.bool).tril()
     at = 40
     for tokens in [*([t] for t in first), turn, *([t] for t in second)]:
         new = list(range(at, at + len(tokens)))
-        for mask, kept in zip(masks, sequences.kept_positions(), strict=True):
-            show(mask, kept[0], new)
         at += len(tokens)
         if tokens is turn:
             answers = sequences.extend([tokens], all_logits=True)[0]

@@ -53,6 +53,15 @@ def test_nll_is_that_of_the_models_own_forward():
     assert [m.value for m in measure(shared, FULL)["nll", ""]] == pytest.approx(expected, abs=1e-4)
 
 
+def test_the_ages_of_what_is_kept_are_a_histogram_a_layer():
+    def shares(strategy):
+        found = measure(session(), strategy)
+        return [{m.value for m in found["kept_age_share", f"age={tenth / 10:g}"]} for tenth in range(10)]
+
+    assert shares(RECENT) == [{0.25}] * 4 + [{0.0}] * 6, "the newest 12 of 29"
+    assert shares(FULL) == [{3 / 29}] * 9 + [{2 / 29}]
+
+
 def test_evicting_moves_the_distributions():
     found = measure(session(), RECENT)
     assert min(m.value for m in found["kl_divergence", ""]) > 0

@@ -13,27 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvfrontier.cache.scores import column_sums
+from kvfrontier.cache.scores import EACH_ROW, RowWeights, column_sums, matrix_sums
 
 Kernel = Literal["sdpa", "eager"]
 Scoring = Literal["lse", "two_pass", "eager"]
 
 
 def attend_block(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset: int, kernel: Kernel, scoring: Scoring | None
-) -> tuple[Tensor, Tensor | None]:
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset: int, kernel: Kernel, scoring: Scoring | None,
+    row_weights: RowWeights = EACH_ROW,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Causal attention of a block of queries and, with `scoring`, its weights' column sums `[batch, q_heads, n]`."""
     if kernel == "eager":
         weights = causal_weights(queries, keys, scale, offset)
-        mass = None if scoring is None else weights.sum(2)
+        mass = None if scoring is None else matrix_sums(weights, row_weights)
         return _weighted_values(weights, values), mass
     if scoring == "lse":
         out, lse = _attend_with_lse(queries, keys, values, scale, offset)
-        return out, column_sums(queries, keys, scale, offset, lse)
+        return out, column_sums(queries, keys, scale, offset, lse, row_weights)
     out = _attend(queries, keys, values, scale, offset)
     if scoring == "two_pass":
-        return out, column_sums(queries, keys, scale, offset)
-    return out, None if scoring is None else causal_weights(queries, keys, scale, offset).sum(2)
+        return out, column_sums(queries, keys, scale, offset, weights=row_weights)
+    return out, None if scoring is None else matrix_sums(causal_weights(queries, keys, scale, offset), row_weights)
 
 
 def attend_decode(

@@ -47,9 +47,9 @@ class CodedLayer(LayerCache):
             self._begin(keys, values, positions)
         super().append(keys, values, positions, lengths)
 
-    def settle(self) -> None:
+    def settle(self, shrink: bool = False) -> None:
         """Code what is new; only codes remain."""
-        super().settle()
+        super().settle(shrink)
         self._encode()
         self.keys = self.values = None
 

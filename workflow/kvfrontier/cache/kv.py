@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 
 from kvfrontier.cache.attention import attend_block, attend_decode
 from kvfrontier.cache.layer import LayerCache
+from kvfrontier.cache.scores import RowWeights
 from kvfrontier.cache.view import LayerView, Phase
 
 ATTENTION = "kvfrontier"
@@ -50,6 +51,7 @@ class KVCache:
         required = strategy.requires()
         self._scoring = strategy.scoring if "attention_mass" in required else None
         self._decode_mass = bool(required & {"attention_mass", "decode_mass"})
+        self._decay, self._delay = strategy.row_weighting()
 
     @cached_property
     def _rotary(self) -> Any:
@@ -96,6 +98,8 @@ class KVCache:
         self.strategy.before_attention(view)
         if call.phase == "decode":
             out, mass = attend_decode(queries, *layer.used(), scale, layer.valid(), self._decode_mass)
+            if mass is not None and self._delay:
+                mass = mass.masked_fill(self._first_rows(layer).repeat_interleave(_group(queries, keys), 1) > 0, 0)
         else:
             out, mass = self._attend_new(layer, queries, scale, before)
         self._act(view, mass)
@@ -108,8 +112,10 @@ class KVCache:
             self.strategy.after_decode(view)
         elif self.call.last:
             self.strategy.after_prefill(view)
+        elif self.strategy.chunk_tokens is not None:
+            self.strategy.after_chunk(view)
         if self.call.last:
-            view.cache.settle()
+            view.cache.settle(shrink=view.phase != "decode")
 
     def _rotate(self, keys: Tensor, by_positions: Tensor) -> Tensor:
         return self._rotary(keys, by_positions)
@@ -121,23 +127,30 @@ class KVCache:
         keys, values = layer.used()
         if before.numel() == 0:
             before = torch.zeros_like(layer.counts)
-        if layer.uniform and bool((before == before[0, 0]).all()):
-            return attend_block(queries, keys, values, scale, int(before[0, 0]), self._kernel, self._scoring)
+        weights = RowWeights(self._decay, self._first_rows(layer) if self._scoring and self._delay else None)
+        alone = self.strategy.isolated_chunks and self.call.phase == "prefill" and bool(before.any())
+        if layer.uniform and not alone and bool((before == before[0, 0]).all()):
+            return attend_block(queries, keys, values, scale, int(before[0, 0]), self._kernel, self._scoring, weights)
         out = queries.new_zeros(*queries.shape[:3], values.shape[3])
         mass = None
         if self._scoring is not None:
             mass = torch.zeros(*queries.shape[:2], layer.slots, dtype=torch.float32, device=queries.device)
-        group = queries.shape[1] // keys.shape[1]
+        group = _group(queries, keys)
         for rows, heads, start, new in _blocks(before, self.call.lengths):
             q_heads = slice(heads.start * group, heads.stop * group)
+            seen = slice(start if alone else 0, start + new)
             part, part_mass = attend_block(
-                queries[rows, q_heads, :new], keys[rows, heads, : start + new], values[rows, heads, : start + new],
-                scale, start, self._kernel, self._scoring,
+                queries[rows, q_heads, :new], keys[rows, heads, seen], values[rows, heads, seen],
+                scale, start - seen.start, self._kernel, self._scoring, weights.of(rows, heads, seen),
             )  # fmt: skip
             out[rows, q_heads, :new] = part
             if mass is not None:
-                mass[rows, q_heads, : start + new] = part_mass
+                mass[rows, q_heads, seen] = part_mass
         return out, mass
+
+    def _first_rows(self, layer: LayerCache) -> Tensor:
+        """The first of this call's queries that is `delay` after each slot's token `[batch, kv_heads, slots]`."""
+        return layer.used_positions() + self._delay - self.call.positions[:, :1, None]
 
     def fork(self) -> KVCache:
         """An independent deep copy."""
@@ -158,8 +171,16 @@ class KVCache:
         }
 
 
+def _group(queries: Tensor, keys: Tensor) -> int:
+    """Query heads of one KV head."""
+    return queries.shape[1] // keys.shape[1]
+
+
 def _blocks(before: Tensor, lengths: Sequence[int]) -> Iterator[tuple[slice, slice, int, int]]:
-    """(rows, KV heads, slots stored before, new tokens) of parts that are rectangular: a row, or one head of it."""
+    """(rows, KV heads, slots stored before, new tokens) of rectangular parts: the batch, a row, or one head of it."""
+    if len(set(lengths)) == 1 and bool((before == before[0, 0]).all()):
+        yield slice(0, before.shape[0]), slice(0, before.shape[1]), int(before[0, 0]), lengths[0]
+        return
     for row, new in enumerate(lengths):
         if new == 0:
             continue

@@ -93,10 +93,11 @@ class LayerCache:
         self.positions = masked[:, None].expand(batch, kv_heads, new).contiguous()
         self._set_counts(torch.tensor(lengths)[:, None].expand(batch, kv_heads).clone())
 
-    def settle(self) -> None:
-        """Copy what is still borrowed into an allocation of `target_capacity`."""
-        if self.borrowed:
-            self._reallocate(max(self.target_capacity, self.slots))
+    def settle(self, shrink: bool = False) -> None:
+        """Copy what is still borrowed into an allocation of `target_capacity`; `shrink`: give back what exceeds it."""
+        target = max(self.target_capacity, self.slots + self.growth)
+        if self.borrowed or (shrink and self.capacity > target):
+            self._reallocate(target)
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
         """Add the first `lengths[b]` of the new tokens `[batch, kv_heads, new, head_dim]`, positions `[batch, new]`."""

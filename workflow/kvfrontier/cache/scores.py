@@ -2,12 +2,14 @@
 
 S_j = sum over queries i of exp(q_i k_j scale - lse_i), where lse_i is the log-sum-exp of query i's row. A row's
 normaliser is known only after its last key, so there are two passes over tiles, or one where the attention kernel
-has returned lse. Query i sees the keys `j <= offset + i`.
+has returned lse. Query i sees the keys `j <= offset + i`. Rows may count unequally (`RowWeights`): the softmax stays
+that of all keys, only the sum changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +20,42 @@ CUDA_TILE_KEYS = 1024
 CUDA_TILE_ELEMENTS = 2**25  # of one tile over all heads of a row: 128 MiB
 
 
-def column_sums(queries: Tensor, keys: Tensor, scale: float, offset: int, lse: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class RowWeights:
+    """How much each of a block's m query rows counts in column sums; by default each once.
+
+    decay: row i counts decay^(m - 1 - i), so that sums of consecutive blocks can be carried on exactly.
+    since: `[batch, kv_heads, n]`, the first row that counts for each key; None: every row that sees it.
+    """
+
+    decay: float = 1.0
+    since: Tensor | None = None
+
+    def of(self, rows: slice, heads: slice, slots: slice) -> RowWeights:
+        """The weights for some rows of the batch, KV heads and keys."""
+        return self if self.since is None else RowWeights(self.decay, self.since[rows, heads, slots])
+
+    def powers(self, rows: int, device: torch.device) -> Tensor:
+        """decay^(rows - 1 - i) `[rows]`, float32."""
+        exponents = torch.arange(rows - 1, -1, -1, dtype=torch.float64, device=device)
+        return torch.pow(self.decay, exponents).float()
+
+
+EACH_ROW = RowWeights()
+
+
+def matrix_sums(matrix: Tensor, weights: RowWeights = EACH_ROW) -> Tensor:
+    """Column sums `[batch, q_heads, n]` of a softmax matrix `[batch, q_heads, m, n]`."""
+    rows = matrix.shape[2]
+    if weights.since is not None:
+        early = torch.arange(rows, device=matrix.device)[:, None] < weights.since[:, :, None]
+        matrix = matrix.masked_fill(early.repeat_interleave(matrix.shape[1] // early.shape[1], 1), 0)
+    return matrix.sum(2) if weights.decay == 1.0 else weights.powers(rows, matrix.device).to(matrix.dtype) @ matrix
+
+
+def column_sums(
+    queries: Tensor, keys: Tensor, scale: float, offset: int, lse: Tensor | None = None, weights: RowWeights = EACH_ROW
+) -> Tensor:
     """Sums over queries `[batch, q_heads, keys]` (float32) of `queries` `[batch, q_heads, m, head_dim]` against `keys`.
 
     lse: `[batch, q_heads, m]` of the scaled, causal scores; None: computed here by a first pass over the tiles.
@@ -36,7 +73,9 @@ def column_sums(queries: Tensor, keys: Tensor, scale: float, offset: int, lse: T
     for start in range(0, batch * kv_heads, step):
         block = slice(start, start + step)
         tiles = _Tiles(stacked[block], flat_keys[block], scale, offset)
-        tiles.add_column_sums(sums[block], tiles.row_lse() if flat_lse is None else flat_lse[block])
+        since = None if weights.since is None else weights.since.flatten(0, 1)[block]
+        block_lse = tiles.row_lse() if flat_lse is None else flat_lse[block]
+        tiles.add_column_sums(sums[block], block_lse, RowWeights(weights.decay, since))
     return sums.view(batch, q_heads, length)
 
 
@@ -69,16 +108,26 @@ class _Tiles:
             torch.logaddexp(running, tile.view(*running.shape, -1).logsumexp(-1), out=running)
         return lse
 
-    def add_column_sums(self, sums: Tensor, lse: Tensor) -> None:
-        """Add the softmax weights, summed over rows, to `sums` `[heads, group, n]`."""
+    def add_column_sums(self, sums: Tensor, lse: Tensor, weights: RowWeights) -> None:
+        """Add the softmax weights, summed over rows, to `sums` `[heads, group, n]`; `weights.since`: `[heads, n]`."""
         torch.neg(lse.float(), out=self.queries[..., -1])
         ones = torch.eye(self.group, device=self.device).expand(self.heads, -1, -1)  # [heads, group, group]
-        selectors = {}  # row counts -> which rows belong to which query head, [heads, group, group * rows]
+        selectors = {}  # row counts -> how much which row counts for which query head, [heads, group, group * rows]
+        latest = self._latest(weights.since)
         for rows, keys, tile in self._walk():
             count = rows.stop - rows.start
             if count not in selectors:
                 selectors[count] = ones.repeat_interleave(count, 2)
-            sums[:, :, keys].baddbmm_(selectors[count], tile.exp_())
+                if weights.decay != 1.0:  # within the tile; the rows after it come in by alpha
+                    selectors[count] = selectors[count] * weights.powers(count, self.device).repeat(self.group)
+            if latest and latest[keys.start // self.tile_keys] > rows.start:
+                row = torch.arange(rows.start, rows.stop, device=self.device).repeat(self.group)
+                tile.masked_fill_(row[:, None] < weights.since[:, None, keys], -torch.inf)
+            sums[:, :, keys].baddbmm_(selectors[count], tile.exp_(), alpha=weights.decay ** (self.rows - rows.stop))
+
+    def _latest(self, since: Tensor | None) -> list[int]:
+        """Of each tile of keys, the first row that counts for all of them."""
+        return [] if since is None else torch.stack([part.max() for part in since.split(self.tile_keys, 1)]).tolist()
 
     def _walk(self) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield (rows, keys, tile `[heads, group * rows, keys]`); entries in a row's future hold -inf."""

@@ -22,7 +22,7 @@ class LayerView:
     scale: what attention multiplies the products of queries and keys with.
     attention_mass: softmax weight that each slot received from this call's queries, summed over them,
         `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it (`decode_mass`:
-        during prefill and extension).
+        during prefill and extension). Rows count as the strategy's `row_weighting` says.
     new_tokens: tokens added by this call; seen_tokens: all tokens so far, these included.
     read_tokens: of them, those that came by prefill or extension; decoded_tokens: decode steps since the last of those.
     row_seeds: a number that depends on the tokens of each row's prefill alone, for random choices.

@@ -161,10 +161,10 @@ class TorchSequences(Sequences):
             ids[index, : len(row)] = torch.as_tensor(row)
         ids = ids.to(self.session.device)
         first = torch.tensor(self.cache.seen_tokens, device=ids.device)[:, None]
-        chunk = self.session.chunk_tokens if self.session.prefill == "chunked" else longest
+        chunk = self._chunk_tokens(longest)
         final_seen = max(seen + length for seen, length in zip(self.cache.seen_tokens, lengths, strict=True))
         steps = max(1, self._reserve)
-        self.cache.plan_capacity(final_seen, steps, least=self.cache.slots + longest)
+        self.cache.plan_capacity(final_seen, steps, least=self._slots_while_reading(longest, final_seen))
         parts = []
         for start in range(0, longest, chunk):
             positions = first + torch.arange(start, min(start + chunk, longest), device=ids.device)
@@ -180,6 +180,18 @@ class TorchSequences(Sequences):
             return [joined[row, :length] for row, length in enumerate(lengths)]
         ends = [(length - 1) // chunk for length in lengths]
         return torch.stack([parts[end][row, 0] for row, end in enumerate(ends)])
+
+    def _chunk_tokens(self, longest: int) -> int:
+        """Tokens a call reads: the strategy's chunks are part of what it is, the engine's are not."""
+        own = self.cache.strategy.chunk_tokens
+        return own or (self.session.chunk_tokens if self.session.prefill == "chunked" else longest)
+
+    def _slots_while_reading(self, longest: int, final_seen: int) -> int:
+        """All that is read, or what a strategy keeps after a chunk and the next chunk."""
+        strategy, held = self.cache.strategy, self.cache.slots
+        if strategy.chunk_tokens is None:
+            return held + longest
+        return min(held + longest, max(held, strategy.kept_tokens(final_seen)) + strategy.chunk_tokens)
 
     def _forward(self, ids: Tensor, positions: Tensor, logits_to_keep: int | Tensor) -> Tensor:
         out = self.session.model(

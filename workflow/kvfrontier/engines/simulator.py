@@ -105,6 +105,8 @@ class Simulator(Engine):
     ] = 0.75
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
+        if "chunks" in strategy.requires():
+            raise Unsupported(f"the simulator has no formula for a prefill in chunks, which '{strategy.name}' requires")
         unknown = [name for name in SPEC_FIELDS if getattr(spec, name) is None]
         if unknown:
             raise Unsupported(

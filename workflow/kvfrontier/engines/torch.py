@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
-_DELIVERS = frozenset({"attention_mass", "decode_mass", "rotation"})
+_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"})
 
 
 @engine("torch")
@@ -36,7 +36,12 @@ class Torch(Engine):
         Literal["sdpa", "eager", "chunked"],
         Field(description="Fused attention, the materialised matrix (O(n^2) memory), or chunks of the prompt"),
     ] = "sdpa"
-    chunk_tokens: Annotated[PositiveInt, Field(description="Tokens a chunk of `prefill: chunked`")] = 512
+    chunk_tokens: Annotated[
+        PositiveInt,
+        Field(
+            description="Tokens a chunk of `prefill: chunked`; a strategy that defines its own chunks is read in those"
+        ),
+    ] = 512
     threads: Annotated[PositiveInt, Field(description="Threads of a CPU's kernels")] = 1
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:

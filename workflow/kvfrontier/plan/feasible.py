@@ -33,6 +33,7 @@ class Feasibility:
         self._answers: dict[tuple, str] = {}
         self._findings: dict[tuple[str, int], Finding] = {}
         self._kept: dict[tuple[int, int], str] = {}
+        self._one_chunk: dict[tuple[int, int], str] = {}
 
     def judge(self, model: str, engine: Option, workload: Option, strategy: Option) -> str:
         """Why this cell cannot run, or an empty string. Counts the cells of each reason."""
@@ -51,6 +52,7 @@ class Feasibility:
                 finding.cells += 1
                 return reason
         self._note_budget(workload, strategy)
+        self._note_chunk(workload, strategy)
         return ""
 
     def notes(self) -> list[str]:
@@ -60,10 +62,9 @@ class Feasibility:
             problem = self._problem(finding)
             rows = f"{finding.cells} {'cell' if finding.cells == 1 else 'cells'} will be rows `unsupported`"
             lines.append(f"{problem.file}: {problem.key} ({problem.got}): {finding.reason}; {rows}")
-        examples = list(self._kept.values())
-        if examples:
+        for examples in (list(self._kept.values()), list(self._one_chunk.values())):
             more = f" (and {len(examples) - 1} more such combinations)" if len(examples) > 1 else ""
-            lines.append(f"{examples[0]}{more}")
+            lines += [f"{example}{more}" for example in examples[:1]]
         return lines
 
     def require_runnable(self, cells: Iterable[PlannedCell]) -> None:
@@ -97,6 +98,15 @@ class Feasibility:
             instead = f"{kept / context:.3g} instead of {show(budget)}{'' if isinstance(budget, float) else ' tokens'}"
             self._kept[key] = (
                 f"{strategy.label} on {context} tokens keeps {kept} a KV head: an effective budget of {instead}"
+            )
+
+    def _note_chunk(self, workload: Option, strategy: Option) -> None:
+        """A strategy that acts after each of its chunks is another one, without them, in a context of one; say so."""
+        chunk, context = strategy.plugin.chunk_tokens, workload.parameters.get("context_tokens")
+        if chunk is not None and isinstance(context, int) and context <= chunk:
+            self._one_chunk.setdefault(
+                (id(workload), id(strategy)),
+                f"{strategy.label} reads {context} tokens in one chunk of {chunk}: its chunks make no difference",
             )
 
 

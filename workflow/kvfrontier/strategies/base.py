@@ -38,6 +38,11 @@ class Strategy:
     """All KV heads of a layer keep as many tokens; if not, the layer's mean is what the formula says."""
     storage_drops: ClassVar[bool] = True
     """Whether `storage` can lose single tokens while decoding."""
+    chunk_tokens: ClassVar[int | None] = None
+    """Prefills and extensions are read so many tokens at a time, with `after_chunk` between, whatever chunks the engine
+    is set to; None: the engine reads as it likes, which changes no result. Made a field, with `chunks` in `needs`."""
+    isolated_chunks: ClassVar[bool] = False
+    """True: a prefill's chunk attends to itself alone. Extensions and decode steps see all that is kept."""
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula).
@@ -83,11 +88,21 @@ class Strategy:
 
         return LayerCache()
 
+    def row_weighting(self) -> tuple[float, int]:
+        """(decay, delay) of the rows in `attention_mass`, for these settings.
+
+        A row counts decay^(rows after it in the call), and only for tokens that are at least `delay` older than it.
+        """
+        return 1.0, 0
+
     def before_attention(self, view: LayerView) -> None:
         """Act on one layer when its new tokens are stored and attention has not run (queries are known)."""
 
     def observe(self, view: LayerView) -> None:
         """Take note of one call's attention: every chunk of a prefill or an extension, and every decode step."""
+
+    def after_chunk(self, view: LayerView) -> None:
+        """Act on one layer after the attention of a chunk of `chunk_tokens` that is not the last."""
 
     def after_prefill(self, view: LayerView) -> None:
         """Act on one layer after the attention of a prefill's or an extension's last chunk."""

@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from pydantic_core import ArgsKwargs
 
-from kvfrontier.parameters import Count, PositiveInt, Share
 from kvfrontier.strategies import strategy
-from kvfrontier.strategies.base import Eviction
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvfrontier.cache.view import LayerView
+from kvfrontier.strategies._accumulated import RowMean
 
 
 @strategy("h2o")
-class H2O(Eviction):
+class H2O(RowMean):
     """Keep the k_r most recent tokens and, of the older, the k - k_r with the largest accumulated attention S.
 
     Paper: Zhang et al. 2023, arXiv:2306.14048. S_j sums key j's softmax weight over all rows so far; exact here, from
-    the first prompt token on, in O(n) extra memory. Sets are per layer and KV head.
+    the first prompt token on, in O(n) extra memory, for every prefill mode and chunk size. Sets are per layer and KV
+    head.
     Two readings of its ratio: `budget` is the total share (paper: 20 % = 10 % heavy + 10 % recent); `heavy_ratio` r
     keeps r n heavy *and* r n recent tokens, as the authors' FlexGen code does (its ring buffer holds one more recent
     and one less heavy token after the first step).
-    Differs: positions stay original; ties keep the older token; S is summed within a KV head's group.
+    Sums favour old tokens: after a long prompt hardly a generated one becomes heavy (`kept_age_share` shows it).
+    `score_norm: mean_rows`, `decay` and `grace` are the known repairs. `score_delay` scores a token only by rows some
+    way after it: the delay of KVpop (arXiv:2607.05061) without its trained scorer.
+    Differs: positions stay original; ties keep the older token; S is reduced within a KV head's group.
     Phases: prefill, decode. Needs: attention_mass.
     """
-
-    needs = frozenset({"attention_mass"})
 
     heavy_ratio: Annotated[
         float | None,
         Field(gt=0, le=0.5, description="Instead of budget: r n heavy and r n recent tokens"),
     ] = None
-    recent_share: Annotated[Share, Field(description="Share of the budget that is the recent window")] = 0.5
-    sinks: Annotated[Count, Field(description="First tokens that always stay (inside the budget)")] = 0
-    decode_evict: Annotated[
-        Literal["every", "off", "interval"], Field(description="Decode steps that evict: all, none, every m-th")
-    ] = "every"
-    evict_interval: Annotated[PositiveInt, Field(description="m of `decode_evict: interval`")] = 16
-    scoring: Annotated[
-        Literal["lse", "two_pass", "eager"],
-        Field(description="How exact column sums are formed: kernel's lse and a pass, two passes, the matrix"),
-    ] = "lse"
-    score_norm: Annotated[
-        Literal["sum", "mean_rows"], Field(description="S, or S per row that saw the token (removes the age bias)")
-    ] = "sum"
 
     @model_validator(mode="before")
     @classmethod
@@ -68,32 +51,8 @@ class H2O(Eviction):
             raise ValueError("heavy_ratio means as many recent as heavy tokens: leave recent_share and sinks alone")
         return self
 
-    def sink_tokens(self) -> int:
-        """The sinks."""
-        return self.sinks
-
-    def recent_tokens(self, capacity: int) -> int:
-        """k_r, at least the newest token, and never the sinks' place."""
-        return max(1, min(int(capacity * self.recent_share), capacity - self.sinks))
-
     def token_budget(self, tokens: int) -> int:
         """k of either reading."""
         if self.heavy_ratio is None:
             return super().token_budget(tokens)
         return 2 * max(1, int(self.heavy_ratio * tokens + 1e-9))
-
-    def last_eviction(self, decoded_tokens: int) -> int:
-        """The last of so many decode steps that evicted."""
-        steps = {"every": 1, "off": decoded_tokens + 1, "interval": self.evict_interval}[self.decode_evict]
-        return decoded_tokens - decoded_tokens % steps
-
-    def observe(self, view: LayerView) -> None:
-        """S += the column sums of this call's rows."""
-        view.cache.auxiliary("mass")[:, :, : view.cache.slots] += view.group_mass
-
-    def scores(self, view: LayerView) -> Tensor:
-        """S, or S / rows that saw the token."""
-        mass = view.cache.aux["mass"][:, :, : view.cache.slots]
-        if self.score_norm == "sum":
-            return mass
-        return mass / (view.newest_position() - view.cache.used_positions() + 1)

@@ -59,6 +59,16 @@ class Stack(Strategy):
         return self._policy.scoring
 
     @property
+    def chunk_tokens(self) -> int | None:
+        """As `evict` says."""
+        return self._policy.chunk_tokens
+
+    @property
+    def isolated_chunks(self) -> bool:
+        """As `evict` says."""
+        return self._policy.isolated_chunks
+
+    @property
     def even_heads(self) -> bool:
         """As `evict` says."""
         return self._policy.even_heads
@@ -105,6 +115,10 @@ class Stack(Strategy):
         """What either part requires."""
         return self._policy.requires() | self._form.requires()
 
+    def row_weighting(self) -> tuple[float, int]:
+        """As `evict` says."""
+        return self._policy.row_weighting()
+
     def storage(self, layer_idx: int, layers: int) -> LayerCache:
         """As `store` says."""
         return self._form.storage(layer_idx, layers)
@@ -116,6 +130,10 @@ class Stack(Strategy):
     def observe(self, view: LayerView) -> None:
         """As `evict` says."""
         self._policy.observe(view)
+
+    def after_chunk(self, view: LayerView) -> None:
+        """As `evict` says."""
+        self._policy.after_chunk(view)
 
     def after_prefill(self, view: LayerView) -> None:
         """As `evict` says; what is left is stored when the layer settles."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvfrontier.errors import KVFrontierError
-from kvfrontier.metrics import ACHIEVED_BUDGET, KEPT_TOKENS, KV_FULL_BYTES, Measurement
+from kvfrontier.metrics import ACHIEVED_BUDGET, KEPT_AGE_SHARE, KEPT_TOKENS, KV_FULL_BYTES, Measurement
 from kvfrontier.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvfrontier.strategies.base import Strategy
 
 PROBE_TOKENS = 8
+AGES = 10  # bins of the histogram of ages
 
 
 class KVAccount:
@@ -27,6 +28,7 @@ class KVAccount:
         self.sequences: Counter[str] = Counter()  # by phase
         self.bytes: Counter[tuple[str, str]] = Counter()  # by (metric, phase)
         self.kept: Counter[tuple[int, int]] = Counter()  # by (layer, head), at the last phase read
+        self.ages: dict[int, list[int]] = {}  # by layer: kept tokens in each tenth of the ages, youngest first
         self.shares: list[float] = []  # kept / seen, a sequence
 
     def read(self, phase: str, sequences: Sequences) -> None:
@@ -45,12 +47,23 @@ class KVAccount:
         rows = sum(counts.float().mean(1) for counts in kept) / len(kept)
         self.shares += [row / tokens for row, tokens in zip(rows.tolist(), seen, strict=True)]
 
+    def read_ages(self, sequences: Sequences) -> None:
+        """Add how old each layer's kept tokens are, relative to the tokens seen: heavy hitters may all be old ones."""
+        for layer, positions in enumerate(sequences.kept_positions()):
+            seen = positions.new_tensor(sequences.seen_tokens)[:, None, None]
+            tenths = AGES * (seen - 1 - positions) // seen
+            counts = tenths[positions >= 0].bincount(minlength=AGES).tolist()
+            self.ages[layer] = [a + b for a, b in zip(self.ages.get(layer, [0] * AGES), counts, strict=True)]
+
     def measurements(self) -> Iterator[Measurement]:
-        """Bytes by metric and phase, kept tokens by layer and head, and the achieved budget."""
+        """Bytes by metric and phase, kept tokens by layer and head, their ages by layer, and the achieved budget."""
         for (metric, phase), value in self.bytes.items():
             yield Measurement(metric, value / self.sequences[phase], phase)
         for (layer, head), count in self.kept.items():
             yield Measurement(KEPT_TOKENS, count / len(self.shares), layer=layer, head=head)
+        for layer, counts in self.ages.items():
+            for tenth, count in enumerate(counts):
+                yield Measurement(KEPT_AGE_SHARE, count / sum(counts), f"age={tenth / AGES:g}", layer=layer)
         yield Measurement(ACHIEVED_BUDGET, sum(self.shares) / len(self.shares))
 
 

@@ -45,7 +45,8 @@ class Fidelity(Workload):
     After each fed token the next-token distribution is compared with the full cache's: `kl_divergence` = KL(full ||
     strategy) in nats, `top1_agreement` of the argmax, `nll` of the true next token. The distribution right after the
     prefill is left out: no strategy has acted on it yet. `request` is the document, `turn` the step. Each fed token is
-    a decode step in the strategy's sense, so what it evicts while decoding counts. Bytes are of one document.
+    a decode step in the strategy's sense, so what it evicts while decoding counts. Bytes are of one document; ages of
+    kept tokens (`kept_age_share`) are taken at the end.
 
     The full cache's run is the reference of all cells of a session, and is the answer of the cell `full` itself.
     """
@@ -113,6 +114,7 @@ class Fidelity(Workload):
         kept = kept_counts(sequences)
         require_acted(strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
         account.read_kept(kept, sequences.seen_tokens)
+        account.read_ages(sequences)
         return list(torch.stack(steps, dim=1))
 
 
