@@ -99,6 +99,7 @@ def test_a_token_is_coded_once_and_only_if_it_survives_its_call():
 @KINDS
 def test_a_fork_shares_nothing(kind):
     layer = layer_of(kind)
+    layer.target_capacity = 40
     call(layer, 0, 21)
     before = [tensor.clone() for tensor in layer._decode()]
     fork = layer.fork()
