@@ -157,7 +157,8 @@ def test_survivors_of_an_eviction_are_grouped_anew():
     layer.settle()
     keys, _ = layer._decode()
     torch.testing.assert_close(keys[:, :, 8:14], before[:, :, slots[0, 0, 8:]])
-    assert (keys[:, :, :8] != before[:, :, slots[0, 0, :8]]).any()
+    errors = (keys[:, :, :8] - before[:, :, slots[0, 0, :8]]).abs()
+    assert 0 < errors.max() < 0.3, "coded again, and with the codes of these very tokens"
     assert layer.kept_positions()[0, 0].tolist() == list(range(0, 27, 2))
     with pytest.raises(RuntimeError, match="one by one"):
         layer.drop(torch.zeros(1, 2, dtype=torch.long))

@@ -72,8 +72,9 @@ def test_kept_sets_and_logits_are_those_of_the_loop(case, session):
         assert held == strategy.kv_bytes(sequences.session.spec, 8, PROMPT, step)
 
 
-def test_codes_of_survivors_never_change():
-    sequences = TorchSession(exact_llama(layers=1)).open(STACK(budget=KEPT))
+@pytest.mark.parametrize("store", ["int8", "int4_group", "fp8(scale=token_head)"])
+def test_codes_of_survivors_never_change(store):
+    sequences = TorchSession(exact_llama(layers=1)).open(STACK(store=store, budget=KEPT))
     sequences.prefill(random_prompts([PROMPT]), reserve_tokens=STEPS)
     layer = sequences.cache.layers[0]
     seen = {}

@@ -69,9 +69,37 @@ def test_codes_follow_what_is_kept_and_dropped(kind):
     assert layer.used_bytes() == 5 * sum(tensor[0, 0, 0].nbytes for tensor in before.values())
 
 
+class Counting:
+    """Codes that are the vectors themselves, and how many were made."""
+
+    made = 0
+
+    def encode(self, vectors):
+        self.made += len(vectors)
+        return (vectors.clone(),)
+
+    def decode(self, parts, head_dim, dtype):
+        return parts[0].to(dtype)
+
+
+def test_a_token_is_coded_once_and_only_if_it_survives_its_call():
+    layer = VectorCodedLayer(Counting())
+    keys, values = torch.randn(2, 1, 2, 9, HEAD_DIM, generator=torch.Generator().manual_seed(1))
+    layer.borrow(keys, values, torch.arange(9)[None], [9])
+    layer.keep(torch.tensor([[[1, 4, 8], [0, 2, 8]]]), torch.tensor([[3, 3]]))
+    layer.settle()
+    assert layer.codec.made == 2 * (3 + 3)
+    call(layer, 9, 2, last=False)
+    layer.drop(torch.tensor([[4, 0]]))
+    layer.settle()
+    assert layer.codec.made == 2 * (6 + 1 + 2)
+    assert torch.equal(layer._decode()[0][0, 1, 1], keys[0, 1, 2])
+
+
 @KINDS
 def test_a_fork_shares_nothing(kind):
     layer = layer_of(kind)
+    layer.target_capacity = 40
     call(layer, 0, 21)
     before = [tensor.clone() for tensor in layer._decode()]
     fork = layer.fork()
