@@ -12,7 +12,7 @@ A strategy may hold tokens in another form or another tier: `Strategy.storage` t
 - What is kept by slot follows `keep` and `drop`, at best as `aux` tensors; a form that cannot lose a token says so.
 - Every byte is counted once: `used_bytes` (device) or `host_bytes` for the tokens, `aux_bytes` for all the rest;
   `reserved_bytes` is the allocation behind `used_bytes`. The strategy's `kv_bytes` is the formula of the first two.
-- `fork` copies deeply; what cannot be copied so (a file, a transfer that still runs) needs a `fork` of its own.
+- `fork` copies deeply; a file or a running transfer needs one of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LayerCache:
     extras: a strategy's other tensors `[batch, ...]`; counted in bytes, copied by `fork`, otherwise left alone.
     counts: used slots `[batch, kv_heads]`, on the CPU so that reading them never waits for the device.
     target_capacity: slots to allocate when the tensors are next made (kept tokens plus growth).
-    growth: slots that `keep` allocates beyond the largest head's, where heads keep more than was planned for.
+    growth: until a reading settles, slots to allocate beyond the largest head's, should that keep more than planned.
     """
 
     def __init__(self) -> None:
@@ -81,10 +81,9 @@ class LayerCache:
         return self.aux[name]
 
     def borrow(self, keys: Tensor, values: Tensor, positions: Tensor, lengths: Sequence[int]) -> None:
-        """Look at a prefill's tensors `[batch, kv_heads, new, head_dim]` without copying them.
+        """Look at a prefill's tensors `[batch, kv_heads, new, head_dim]`, of row b the first `lengths[b]`: no copy.
 
-        Row b's tokens are the first `lengths[b]`. `keep` then writes only the kept tokens into an allocation, and
-        `settle` writes all that is left.
+        `keep` then writes only the kept tokens into an allocation, and `settle` all that is left.
         """
         batch, kv_heads, new, _ = keys.shape
         self.keys, self.values, self.borrowed = keys, values, True
@@ -95,7 +94,7 @@ class LayerCache:
 
     def settle(self, shrink: bool = False) -> None:
         """Copy what is still borrowed into an allocation of `target_capacity`; `shrink`: give back what exceeds it."""
-        target = max(self.target_capacity, self.slots + self.growth)
+        target, self.growth = max(self.target_capacity, self.slots + self.growth), 0  # the room is there from now on
         if self.borrowed or (shrink and self.capacity > target):
             self._reallocate(target)
 

@@ -115,5 +115,5 @@ def package_version(distribution: str) -> str:
     """Version of an installed distribution, read from its metadata; `not installed` where it is missing."""
     try:
         return version(distribution)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, ValueError):  # a plan that somebody edited may hold any name
         return "not installed"

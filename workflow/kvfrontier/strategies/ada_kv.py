@@ -39,6 +39,7 @@ class AdaKV(WindowEviction):
 
     def after_prefill(self, view: LayerView) -> None:
         """Share the layer's budget out among its heads, and keep the best of each."""
+        from kvfrontier.cache.best import keep_best
         from kvfrontier.cache.window import drop_queries
 
         if view.layer_idx < self.uniform_layers:
@@ -49,7 +50,7 @@ class AdaKV(WindowEviction):
         totals = [min(tokens, kv_heads * k) for tokens, k in zip(held, self._layer_budgets(view), strict=True)]
         if totals != held:
             scores = self._protected_scores(view)
-            self._keep_best(view, scores, self._kept_by_head(view, scores, totals))
+            keep_best(view.cache, scores, self._kept_by_head(view, scores, totals))
         drop_queries(view.cache)
 
     def _kept_by_head(self, view: LayerView, scores: Tensor, totals: list[int]) -> Tensor:

@@ -241,22 +241,8 @@ class Eviction(Strategy):
         """Keep the `min(count, k)` best of each head."""
         import torch
 
+        from kvfrontier.cache.best import keep_best
+
         kept = torch.minimum(view.cache.counts, torch.tensor(self._layer_budgets(view))[:, None])
         if bool((kept != view.cache.counts).any()):
-            self._keep_best(view, self._protected_scores(view), kept)
-
-    def _keep_best(self, view: LayerView, scores: Tensor, kept: Tensor) -> None:
-        """Keep each head's `kept` `[batch, kv_heads]` best, in the order of positions; equal scores: the older is kept.
-
-        scores: `[batch, kv_heads, slots]`; unused slots may hold anything.
-        """
-        import torch
-
-        positions = view.cache.used_positions().long()
-        unused = positions < 0
-        by_age = positions.masked_fill(unused, torch.iinfo(torch.long).max).argsort(-1)
-        scores = scores.masked_fill(unused, float("-inf")).gather(-1, by_age)
-        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : int(kept.max())]
-        beyond = torch.arange(best.shape[-1], device=best.device) >= kept.to(best.device)[..., None]
-        best = best.masked_fill(beyond, scores.shape[-1]).sort(dim=-1).values  # ages, ascending, the cut ones last
-        view.cache.keep(by_age.gather(-1, best.masked_fill(beyond, 0)), kept)
+            keep_best(view.cache, self._protected_scores(view), kept)
