@@ -118,6 +118,8 @@ def own_settings() -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # What is measured must not give way to whatever else runs; Ray would start its workers at 15.
         "RAY_worker_niceness": "0",
+        # No processes ahead of the actors: ray.init would wait for them, and for ever where one dies before it is up.
+        "RAY_prestart_worker_first_driver": "0",
         # A token of our own: other users of the machine cannot reach this Ray, and no file in the home folder matters.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
