@@ -19,7 +19,7 @@ import kvfrontier
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.project import kvfrontier_cache
 from kvfrontier.run.placement import Placement
-from kvfrontier.run.ray_private import Start
+from kvfrontier.run.ray_private import End, Start
 from kvfrontier.run.watch import last_resort
 from kvfrontier.store.files import explained
 
@@ -72,7 +72,7 @@ class RayCluster:
         if self._sign is not None:
             self._sign.unlink(missing_ok=True)
 
-    def leave(self, ray: Any, in_order: bool) -> None:
+    def leave(self, ray: Any, end: End) -> None:
         """Leave the cluster, which ends our workers and nothing else."""
         ray.shutdown()
 

@@ -22,9 +22,9 @@ from kvfrontier.run.machine import OutOfMemoryKills
 from kvfrontier.run.meeting import Meeting, meet
 from kvfrontier.run.placement import Placement
 from kvfrontier.run.ray_cluster import fits, ray_cluster
-from kvfrontier.run.ray_private import private_ray
+from kvfrontier.run.ray_private import End, private_ray
 from kvfrontier.run.schedule import Died, Event, Up
-from kvfrontier.run.watch import deferred, insist_on_handlers
+from kvfrontier.run.watch import Stopped, deferred, insist_on_handlers
 from kvfrontier.run.worker import EngineWorker, Task
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class Home(Protocol):
     def check(self) -> None:
         """Raise Unavailable when it is no longer there; called about twice a second."""
 
-    def leave(self, ray: Any, in_order: bool) -> None:
-        """End our workers, and Ray itself if it is ours. `in_order`: all is done, nothing has gone wrong."""
+    def leave(self, ray: Any, end: End) -> None:
+        """End our workers, and Ray itself if it is ours. After `stopped` the process ends at once."""
 
 
 @dataclass
@@ -189,13 +189,16 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
         stop_if_asked()
         import ray
 
-        in_order = False
+        end: End = "failed"
         try:
             placement = home.connect(ray)
             insist_on_handlers()  # Ray has put its own in place
             stop_if_asked()
             yield RayPool(ray, home, placement, project, campaign_dir, stop_if_asked)
-            in_order = True
+            end = "done"
+        except Stopped:
+            end = "stopped"
+            raise
         finally:
             insist_on_handlers()
-            home.leave(ray, in_order)
+            home.leave(ray, end)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -25,6 +25,7 @@ from kvfrontier.run.watch import last_resort
 
 logger = logging.getLogger(__name__)
 
+End = Literal["done", "stopped", "failed"]
 START_TRIES = 3
 OBJECT_STORE_BYTES = 80 * 2**20  # rows go to disk, not through Ray; its default is 30 % of the machine's memory
 SWEEP_PATIENCE_S = 10.0
@@ -74,11 +75,16 @@ class PrivateRay:
     def mark_for_workers(self) -> None:
         """Workers run here and see what we see."""
 
-    def leave(self, ray: Any, in_order: bool) -> None:
-        """End every process of this Ray. When something is wrong, asking it to end could take a minute: leave that."""
-        if in_order:
+    def leave(self, ray: Any, end: End) -> None:
+        """End every process of this Ray, by asking it where all is well: otherwise that could take a minute.
+
+        Where it is not asked at all, the process must end at once: what Ray does at exit would make its folder anew.
+        """
+        if end == "done":
             ray.shutdown()
         self.sweep()
+        if end == "failed":
+            ray.shutdown()
 
     def sweep(self) -> None:
         """Let the guard do its work now. Two threads may call this at once."""
