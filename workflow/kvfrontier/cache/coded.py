@@ -59,11 +59,11 @@ class CodedLayer(LayerCache):
 
     def _encode(self) -> None:
         """Bring the codes up to date with `keys` and `values`."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define _encode()")
 
     def _decode(self) -> tuple[Tensor, Tensor]:
         """Keys and values `[batch, kv_heads, capacity, head_dim]`, finite in unused slots."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define _decode()")
 
 
 class VectorCodedLayer(CodedLayer):
