@@ -82,7 +82,6 @@ class Stack(Strategy):
                 f"'{self.store}' holds tokens in groups, which cannot lose the single tokens "
                 f"that '{self.evict}' evicts while decoding"
             )
-
         if not (self.even_heads or self._form.storage_drops):
             raise Unsupported(
                 f"'{self.store}' holds tokens in groups, and the heads of '{self.evict}' keep as many tokens as each "
