@@ -8,6 +8,9 @@ from dataclasses import astuple, dataclass
 from difflib import get_close_matches
 
 _LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://?)[^\s/@]+@", re.I)  # one slash: a URL that was taken for a path
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|out of memory|not enough memory|_STATUS_ALLOC_FAILED|bad_alloc", re.I
+)
 _PARAMETER = re.compile(r"([?&][^=&\s]*(?:token|secret|password|passwd|api_?key|signature)[^=&\s]*=)[^&\s'\"]+", re.I)
 
 LONGEST_PART = 1000
@@ -54,6 +57,14 @@ class DeviceMismatch(KVFrontierError):
 
 class Unavailable(KVFrontierError):
     """Something outside (network, file, package) is missing; the message says what to do next."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the exception, of whatever library, says that memory did not suffice."""
+    # torch's own class is known by its name: nothing here may import torch.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

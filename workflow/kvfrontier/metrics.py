@@ -90,6 +90,16 @@ DEVICE_USED_BYTES = _metric(
     "device_used_bytes", "B", "lower", "Memory in use on the whole device after that phase", nature="noisy"
 )
 
+CONTEXT_FITS = _metric(
+    "context_fits", "share", "higher", "A prompt of the phase's length ran within the memory limit", nature="noisy"
+)
+LONGEST_CONTEXT_TOKENS = _metric(
+    "longest_context_tokens", "tokens", "higher", "Longest prompt tried that fits the memory limit", nature="noisy"
+)
+BOUNDARY_FOUND = _metric(
+    "boundary_found", "share", "neither", "1: a longer prompt did not fit; 0: the longest that is tried does"
+)
+
 KEPT_TOKENS = _metric("kept_tokens", "tokens", "lower", "Tokens kept by one layer's KV head, mean over the batch")
 ACHIEVED_BUDGET = _metric(
     "achieved_budget", "share", "lower", "Kept tokens / tokens seen, mean over layers and heads", nature="exact"

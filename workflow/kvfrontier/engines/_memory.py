@@ -1,8 +1,9 @@
-"""Peak memory of a phase: the process (Linux), the device's allocator, the whole device."""
+"""Memory of this process and its device: peaks of a phase, and a limit. The process's own on Linux alone."""
 
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import torch
@@ -28,12 +29,52 @@ class PeakMemory:
     def readings(self, phase: str) -> list[tuple[str, str, float]]:
         """`(metric, phase, bytes)` of what can be read on this system."""
         found = []
-        status = _PROCESS / "status"
-        if status.exists():
-            peak_kib = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-            found.append(("process_peak_bytes", phase, float(peak_kib.group(1)) * 1024))
+        if (_PROCESS / "status").exists():
+            found.append(("process_peak_bytes", phase, float(_status_bytes("VmHWM"))))
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             found.append(("allocator_peak_bytes", phase, float(torch.cuda.max_memory_allocated(self.device))))
             found.append(("device_used_bytes", phase, float(total - free)))
         return found
+
+
+class MemoryLimit:
+    """At most `limit_gb` (10^9 bytes) for this process: beyond it an allocation raises, and the process lives on.
+
+    On a CPU: resident memory, weights and libraries included. The kernel counts writable mappings, touched or not
+    (RLIMIT_DATA), so `renew`, called now and again, allows what is mapped already and the rest of the limit on top.
+    On CUDA: this process's share of the device, by its caching allocator.
+    """
+
+    def __init__(self, device: torch.device, limit_gb: float | None):
+        self.device = device
+        self.limit_bytes = None if limit_gb is None else int(limit_gb * 1e9)
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def renew(self) -> None:
+        """Enforce the limit from here on, given what is in use now."""
+        if self.limit_bytes is None:
+            return
+        if self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.limit_bytes / total), self.device)
+            return
+        mapped = _status_bytes("VmData") + max(0, self.limit_bytes - _status_bytes("VmRSS"))
+        most = self._before[1]
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (mapped if most == resource.RLIM_INFINITY else min(mapped, most), most)
+        )
+
+    def lift(self) -> None:
+        """As before."""
+        if self.limit_bytes is None:
+            return
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+        else:
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+
+
+def _status_bytes(field: str) -> int:
+    """A size in this process's status, see proc(5)."""
+    return int(re.search(rf"{field}:\s+(\d+) kB", (_PROCESS / "status").read_text()).group(1)) * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kvfrontier.cache.kv import ATTENTION, Call, KVCache
 from kvfrontier.cache.rotary import Rotary
-from kvfrontier.engines._memory import PeakMemory
+from kvfrontier.engines._memory import MemoryLimit, PeakMemory
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines.base import Generation, Sequences, Session
 from kvfrontier.strategies.base import Strategy
@@ -31,6 +32,7 @@ class TorchSession(Session):
         prefill: Prefill = "sdpa",
         chunk_tokens: int = 512,
         name: str = "",
+        limit: MemoryLimit | None = None,
     ):
         check_model(model)
         self.model, self.tokenizer = model, tokenizer
@@ -38,6 +40,7 @@ class TorchSession(Session):
         self.spec = spec_of(model, name or type(model).__name__)
         self.device = model.device
         self.memo: dict[Any, Any] = {}
+        self._limit = limit or MemoryLimit(self.device, None)
         self._model_attention = model.config._attn_implementation
         model.set_attn_implementation(ATTENTION)
 
@@ -45,6 +48,7 @@ class TorchSession(Session):
         """An empty batch under `strategy`; raises Unsupported where the model cannot do what the strategy requires."""
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
+        self._limit.renew()
         return TorchSequences(self, strategy)
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
@@ -77,6 +81,12 @@ class TorchSession(Session):
             self.model.set_attn_implementation(self._model_attention)
         self.memo.clear()
         self.model = None
+        self._limit.lift()
+        self.free_unused()
+
+    def free_unused(self) -> None:
+        """Give back what nothing refers to any more, as after an allocation that failed."""
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -92,6 +92,9 @@ class Session(ABC):
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
         """Prefill `prompts` and produce exactly `output_tokens` greedy tokens for each (end-of-text is ignored)."""
 
+    def free_unused(self) -> None:
+        """Give back what nothing refers to any more, as after an allocation that failed."""
+
     @abstractmethod
     def close(self) -> None:
         """Free the model and its memory."""
@@ -103,7 +106,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     offers: ClassVar[frozenset[str]] = frozenset()
-    """Of `steps` (Sequences), `logits`, `kept_positions`, `text` (a tokenizer): what workloads may need."""
+    """Of `steps` (Sequences), `logits`, `kept_positions`, `text` (a tokenizer), `memory_limit_gb` (one is set):
+    what workloads may need."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions change the numbers."""
     source: ClassVar[Literal["measured", "model"]] = "measured"

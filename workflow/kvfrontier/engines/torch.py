@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
+_OFFERS = frozenset({"steps", "logits", "kept_positions", "text"})
 _DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"})
 
 
@@ -25,7 +27,6 @@ _DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"})
 class Torch(Engine):
     """transformers models with full attention through the AttentionInterface; every strategy at every step."""
 
-    offers = frozenset({"steps", "logits", "kept_positions", "text"})
     packages = ("torch", "transformers")
 
     dtype: Annotated[
@@ -43,6 +44,15 @@ class Torch(Engine):
         ),
     ] = 512
     threads: Annotated[PositiveInt, Field(description="Threads of a CPU's kernels")] = 1
+    memory_limit_gb: Annotated[
+        float | None,
+        Field(gt=0, description="Memory (10^9 bytes) of the process, or of its part of a CUDA device; beyond it: oom"),
+    ] = None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """With a declared limit that, too."""
+        return _OFFERS if self.memory_limit_gb is None else _OFFERS | {"memory_limit_gb"}
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         """Raise Unsupported where a strategy requires what this engine does not deliver."""
@@ -54,6 +64,7 @@ class Torch(Engine):
         """Load the model on the declared device; raises DeviceMismatch where this machine has another one."""
         import torch
 
+        from kvfrontier.engines._memory import MemoryLimit
         from kvfrontier.engines._torch_session import TorchSession
         from kvfrontier.models.loader import load_model
 
@@ -62,8 +73,14 @@ class Torch(Engine):
         dtype = self.dtype
         if dtype == "auto":
             dtype = "bfloat16" if device.kind == "cuda" else "float32"
-        loaded, tokenizer = load_model(model, device, dtype)
-        return TorchSession(loaded, tokenizer, self.prefill, self.chunk_tokens, model.name)
+        limit = MemoryLimit(torch.device(device.kind), self.memory_limit_gb)
+        with ExitStack() as failing:
+            failing.callback(limit.lift)
+            limit.renew()
+            loaded, tokenizer = load_model(model, device, dtype)
+            session = TorchSession(loaded, tokenizer, self.prefill, self.chunk_tokens, model.name, limit)
+            failing.pop_all()  # from here on the session lifts it
+        return session
 
 
 def _verify_device(device: Device) -> None:

@@ -6,12 +6,9 @@ import re
 import traceback
 from dataclasses import dataclass
 
-from kvfrontier.errors import KVFrontierError, Unsupported
+from kvfrontier.errors import KVFrontierError, Unsupported, is_out_of_memory
 
 PHASES = frozenset({"load", "prefill", "extend", "decode", "generate"})
-_OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|cannot allocate memory|out of memory|not enough memory|_STATUS_ALLOC_FAILED", re.I
-)
 _ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]i?B)\b", re.I)
 _UNIT_BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -38,7 +35,7 @@ class Failure:
 
 def describe(error: Exception, phase: str) -> Failure:
     """Sort an exception raised in `phase` into `oom`, `unsupported` or `error`."""
-    is_oom = _is_out_of_memory(error)
+    is_oom = is_out_of_memory(error)
     status = "oom" if is_oom else "unsupported" if isinstance(error, Unsupported) else "error"
     return Failure(
         status=status,
@@ -55,13 +52,6 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, KVFrontierError | Overspent | ImpossibleValue):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch's own class is known by its name: nothing here may import torch.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def _asked_bytes(message: str) -> int | None:

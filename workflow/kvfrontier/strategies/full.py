@@ -8,4 +8,7 @@ from kvfrontier.strategies.base import Strategy
 
 @strategy("full")
 class Full(Strategy):
-    """Keep every token."""
+    """Keep every token: what the others are compared with.
+
+    Phases: none. Needs: nothing.
+    """

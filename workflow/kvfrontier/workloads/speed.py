@@ -69,13 +69,18 @@ class Speed(Workload):
     ] = 0.1
     warmup_output_tokens: Annotated[Count, Field(description="Output tokens of the warm-up; 0: no warm-up")] = 4
     text: Annotated[TextKind, Field(description="Prompts: natural documents, or generated (no download)")] = "natural"
+    beyond_positions: Annotated[
+        bool,
+        Field(description="Allow more than the model's positions: right for times and bytes, not for text"),
+    ] = False
 
     def data(self) -> tuple[str, ...]:
         return needed_data(self.text)
 
     def check(self, spec: ModelSpec) -> None:
         """Raises Unsupported where prompt and output do not fit the model's positions."""
-        require_positions(spec, context_tokens=self.context_tokens, output_tokens=self.output_tokens)
+        if not self.beyond_positions:
+            require_positions(spec, context_tokens=self.context_tokens, output_tokens=self.output_tokens)
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         prompts, others = self._prompts(session, seed)
