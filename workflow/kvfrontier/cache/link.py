@@ -49,19 +49,26 @@ class Link:
         self._lock = Lock()
         self._free_at = 0.0  # when the emulated link has let everything through
         self._worker: ThreadPoolExecutor | None = None
-        self._streams: dict[torch.device, Any] = {}
+        self._last: Transfer | None = None
+        self._streams: dict[torch.device, Any] = {}  # the thread's own, by device
 
     def fetch(self, source: Tensor, out: Tensor) -> None:
         """Copy `source`, in the slower memory, to `out` of the same shape and type."""
-        self._copy(source, out)
-        with self._lock:
-            self.fetched_bytes += out.nbytes
+        self.carry(out.nbytes, lambda: _copy(source, out))
 
     def store(self, source: Tensor, out: Tensor) -> None:
         """Copy `source` to `out`, in the slower memory, of the same shape and type."""
-        self._copy(source, out)
+        self.carry(out.nbytes, lambda: _copy(source, out), stored=True)
+
+    def carry(self, size: int, work: Callable[[], None], stored: bool = False) -> None:
+        """Let `work` move `size` bytes in a way of its own: as `fetch`, or as `store`."""
+        end = self._reserve(size)
+        work()
+        if end:
+            sleep(max(0.0, end - monotonic()))
         with self._lock:
-            self.stored_bytes += out.nbytes
+            self.stored_bytes += size * stored
+            self.fetched_bytes += size * (not stored)
 
     def fetch_async(self, source: Tensor, out: Tensor) -> Transfer:
         """`fetch` while the caller goes on."""
@@ -76,23 +83,24 @@ class Link:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="link")
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-        return Transfer(self._worker.submit(self._run, work, device, ready), device)
+        self._last = Transfer(self._worker.submit(self._run, work, device, ready), device)
+        return self._last
+
+    def drain(self) -> None:
+        """Wait for all that was submitted."""
+        if self._last is not None:
+            self._last.wait()
 
     def _run(self, work: Callable[[], None], device: torch.device, ready: Any) -> Any:
         """The thread's part; the event behind the work, on CUDA."""
-        stream = None if ready is None else self._streams.setdefault(device, torch.cuda.Stream(device))
+        if ready is not None and device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        stream = None if ready is None else self._streams[device]
         with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
             if stream is not None:
                 stream.wait_event(ready)
             work()
             return None if stream is None else stream.record_event()
-
-    def _copy(self, source: Tensor, out: Tensor) -> None:
-        if source.shape != out.shape or source.dtype != out.dtype:
-            raise ValueError(f"a link copies as it is: {source.dtype} {source.shape} to {out.dtype} {out.shape}")
-        end = self._reserve(out.nbytes)
-        out.copy_(source)
-        sleep(max(0.0, end - monotonic()))
 
     def _reserve(self, size: int) -> float:
         """When the emulated link has let `size` more bytes through."""
@@ -107,3 +115,9 @@ class Link:
         copy = Link(self.gigabytes_per_s)
         copy.fetched_bytes, copy.stored_bytes = self.fetched_bytes, self.stored_bytes
         return copy
+
+
+def _copy(source: Tensor, out: Tensor) -> None:
+    if source.shape != out.shape or source.dtype != out.dtype:
+        raise ValueError(f"a link copies as it is: {source.dtype} {source.shape} to {out.dtype} {out.shape}")
+    out.copy_(source)
