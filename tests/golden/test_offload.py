@@ -1,4 +1,4 @@
-"""A cache in another memory: the logits of a loop that keeps everything, and the bytes that loops say must be copied."""
+"""A cache in another memory: the logits of a loop that keeps everything, and the bytes that must be copied for it."""
 
 from __future__ import annotations
 
@@ -52,12 +52,23 @@ def test_a_step_fetches_all_that_is_held_and_stores_what_is_new(strategy):
     sequences, lengths = open_model(strategy), [40, 23, 9]
     prompts, turn = random_prompts(lengths), random_prompts([5, 2, 8], seed=1)
     all_heads = LAYERS * HEADS * TOKEN
-    assert copied(sequences, lambda: sequences.prefill(prompts)) == (0, sum(lengths) * all_heads)
+    assert copied(sequences, lambda: sequences.prefill(prompts, reserve_tokens=4)) == (0, sum(lengths) * all_heads)
     for step in range(4):
         held = (sum(lengths) + 3 * step) * all_heads
         assert copied(sequences, lambda: sequences.decode([5, 6, 7])) == (held, 3 * all_heads)
     held = (sum(lengths) + 12) * all_heads
-    assert copied(sequences, lambda: sequences.extend(turn)) == (held, 15 * all_heads)
+    # A reading changes the layers' size, and a file of another size is written anew.
+    new = 15 * all_heads if strategy.name == "offload" else held + 15 * all_heads
+    assert copied(sequences, lambda: sequences.extend(turn)) == (held, new)
+
+
+@pytest.mark.parametrize("strategy", [OFFLOAD(), OFFLOAD(prefetch="off")], ids=str)
+def test_chunks_of_a_reading_come_and_go_and_each_token_is_stored_once(strategy):
+    sequences = TorchSession(exact_llama(layers=LAYERS), prefill="chunked", chunk_tokens=7).open(strategy)
+    heads = LAYERS * HEADS * TOKEN
+    fetched = (7 + 14 + 21) * heads
+    assert copied(sequences, lambda: sequences.prefill(random_prompts([23]))) == (fetched, 23 * heads)
+    assert copied(sequences, lambda: sequences.extend(random_prompts([9]))) == ((23 + 30) * heads, 9 * heads)
 
 
 def test_past_the_page_cache_whole_blocks_are_read_and_written():
@@ -86,10 +97,9 @@ def test_codes_cross_the_link_and_what_eviction_moved_is_stored_again():
 
 
 def test_groups_and_residuals_cross_the_link_as_they_fill():
-    """kivi, 4 bits, G 4, R 8: a step stores one residual key and value, the oldest value's code, and groups once full."""
-    sequences = open_model(
-        STACK(evict="snapkv", store="kivi(bits=4, group_size=4, residual_tokens=8)", tier="offload", budget=1.0)
-    )
+    """kivi, 4 bits, G 4, R 8: a step stores a key and a value as they are, a value's codes, and full groups."""
+    store = "kivi(bits=4, group_size=4, residual_tokens=8)"
+    sequences = open_model(STACK(evict="snapkv", store=store, tier="offload", budget=1.0))
     sequences.prefill(random_prompts([16]))
     group, value = HEAD_DIM * (2 + 4), HEAD_DIM // 4 * (2 + 4)
     for tokens in range(17, 34):
@@ -100,8 +110,10 @@ def test_groups_and_residuals_cross_the_link_as_they_fill():
 
 
 @EACH
-def test_at_most_two_layers_are_on_the_device_at_once_and_between_calls_none(strategy, monkeypatch):
-    sequences = open_model(strategy)
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_at_most_two_layers_are_on_the_device_at_once_and_between_calls_none(strategy, chunk, monkeypatch):
+    options = {"prefill": "chunked", "chunk_tokens": chunk} if chunk else {}
+    sequences = TorchSession(exact_llama(layers=LAYERS), **options).open(strategy)
     layers, seen, attend = sequences.cache.layers, [], KVCache.attend
 
     def there(layer):
@@ -113,11 +125,12 @@ def test_at_most_two_layers_are_on_the_device_at_once_and_between_calls_none(str
         return out
 
     monkeypatch.setattr(KVCache, "attend", noting)
-    sequences.prefill(random_prompts([30]))
+    sequences.prefill(random_prompts([20]))
     sequences.decode([4])
-    sequences.extend(random_prompts([6]))
+    sequences.extend(random_prompts([12]))
     coming = [[1], [2], []] if strategy.prefetch == "layer" else [[], [], []]
-    assert seen == [*[[]] * 3, *coming, *coming], "when a layer settles only the next one is there, or comes"
+    later_calls = 2 + 1 + 2 if chunk else 1 + 1
+    assert seen == [*[[]] * 3, *coming * later_calls], "when a layer is done only the next one is there, or comes"
     assert sequences.bytes_by_metric()["kv_device_bytes"] == 0
 
 

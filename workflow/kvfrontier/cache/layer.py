@@ -7,7 +7,8 @@ A strategy may hold tokens in another form or another tier: `Strategy.storage` t
 
 - From `borrow` or `append` until `settle`, `keys` and `values` are full-precision tensors on the model's device with
   every slot in use: attention and the strategy's hooks read them, `keep` and `drop` move them. `settle` ends a decode
-  step and the *last* chunk of a prefill or extension, so that chunks see each other as the model made them.
+  step and the *last* chunk of a prefill or extension, so that chunks see each other as the model made them. Between
+  chunks `pause` may take tokens away; `append` brings them back, and `prefetch` before that.
 - Between calls tokens may lie anywhere, and `keys` and `values` may be None. `positions`, `counts` and `aux` stay.
 - What is kept by slot follows `keep` and `drop`, at best as `aux` tensors; a form that cannot lose a token says so.
 - `held` (see `cache/held.py`) names the tensors that hold the tokens between calls; `cache/tier.py` moves them.

@@ -1,9 +1,9 @@
 """A storage whose tokens lie in another memory between calls, in whatever form it holds them.
 
 A call's first tokens bring a layer's tokens to the device; when the layer settles, what is new goes back and the device
-lets go. With prefetching the next layer is brought while one computes, and stores run beside both: at most two layers
-are on the device at once. Chunks of one reading see each other on the device, so a reading in chunks has every layer
-there until its last chunk.
+lets go. With prefetching the next layer is brought while one computes: at most two layers are on the device at once.
+Between the chunks of a reading plain tensors go and come too. Codes do not exist before the last chunk: until then a
+layer of codes stays on the device, for full precision never crosses the link.
 """
 
 from __future__ import annotations
@@ -110,6 +110,15 @@ class TierLayer:
     def settle(self, shrink: bool = False) -> None:
         """As in LayerCache; then the tokens go where they lie."""
         self.inner.settle(shrink)
+        self._send()
+
+    def pause(self) -> None:
+        """Between two chunks of a reading."""
+        held = self.inner.held()
+        if held and held[0] is self.inner.keys:
+            self._send()
+
+    def _send(self) -> None:
         inner = self.inner
         written = None if self._before is None else inner.written(self._before, self._moved)
         self._going = self.shelf.put(inner.held(), inner.entries(inner.counts), written)
@@ -145,7 +154,8 @@ class TierLayer:
 
     def _bring(self) -> None:
         tensors, transfer = self._coming or self.shelf.get()
-        self._going.wait()
+        if self._going is not None:
+            self._going.wait()
         transfer.wait()
         self.inner.hold(tensors)
         self._coming, self._away, self._fetched = None, False, True

@@ -20,7 +20,7 @@ from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_devices, load_models
 from kvfrontier.run.failure import Failure, ImpossibleValue, Overspent, describe
 from kvfrontier.run.outcome import outcome_row
-from kvfrontier.run.provenance import entry_facts, machine_facts, moment_facts, package_facts
+from kvfrontier.run.provenance import entry_facts, machine_facts, memory_facts, moment_facts, package_facts
 
 if TYPE_CHECKING:
     from kvfrontier.engines.base import Engine, Session
@@ -106,8 +106,8 @@ def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurr
 def _measure(planned: PlannedCell, sessions: Sessions, run: _Run) -> None:
     engine, strategy, workload = instantiate(planned.cell)
     run.packages, run.data = (*engine.packages, *workload.packages), workload.data()
+    run.memories = memory_facts(sessions.project, planned.cell, strategy)
     session = sessions.get(planned.cell, engine)
-    run.memories = strategy.memories(load_devices(sessions.project)[planned.cell.device].kind)
     run.phase = "run"
     for value in workload.run(session, strategy, planned.cell.seed):
         if math.isfinite(value.value):

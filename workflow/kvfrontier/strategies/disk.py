@@ -24,6 +24,7 @@ class Disk(Tiered):
     there and end with the process. `io: buffered` goes through the page cache, which is RAM while there is enough of
     it; `io: direct` goes past it in whole 4,096 B blocks, and is `unsupported` where the file system refuses.
     `fetched_bytes` and `stored_bytes` are what is read and written: for `direct` with the rest of the blocks.
+    A layer whose allocation changes size (at a further reading, or beyond what was reserved) is written anew.
     Differs: no block schedule over several batches. Memory holds images of at most two layers at once.
     Phases: end of prefill, every decode step. Needs: transfers.
     """

@@ -21,7 +21,7 @@ class Offload(Tiered):
     Paper: Sheng et al. 2023 (FlexGen), arXiv:2303.06865, with its whole cache on the CPU. A decode step fetches all
     that is held and stores one token; a prefill stores all. `prefetch: layer` overlaps as FlexGen does: while a layer
     computes, the next one's tokens come and the last one's go. At most two layers are on the device at once, between
-    calls none; a reading in chunks has its layers there until the last chunk.
+    calls and chunks none.
     Differs: no block schedule over several batches, and the host computes no attention. `fetched_bytes` and
     `stored_bytes` are counted at the copies. On a CPU both memories are RAM, and a real link costs what RAM costs:
     `link_gigabytes_per_s` sleeps until a link of that rate would be done. The row says both (`kv_tier`, `kv_link`).
