@@ -45,7 +45,7 @@ def held(sequences):
     return sizes["kv_device_bytes"], sizes["kv_host_bytes"] + sizes.get("kv_disk_bytes", 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     params=stacks, rows=st.lists(st.integers(1, 30), min_size=1, max_size=3), turns=turns, chunk=st.sampled_from([0, 5])
 )
