@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +65,7 @@ class MiniCache(Strategy):
 
     def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Of a pair, merged tokens: a direction and two lengths; all others as in the full cache."""
-        saved = (prompt_tokens - ceil(self.gamma * prompt_tokens - 1e-9)) * 2 * spec.kv_heads * (spec.head_dim - 2)
-        full = super().kv_bytes(spec, element_bytes, prompt_tokens, generated_tokens)
-        return full - len(self.pairs(spec.layers)) * saved * element_bytes
+        layer = replace(spec, layers=1).kv_bytes_per_token(element_bytes)
+        lengths = 2 * 2 * spec.kv_heads * element_bytes
+        merged = len(self.pairs(spec.layers)) * (prompt_tokens - ceil(self.gamma * prompt_tokens - 1e-9))
+        return super().kv_bytes(spec, element_bytes, prompt_tokens, generated_tokens) - merged * (layer - lengths)

@@ -110,8 +110,8 @@ class Stack(Strategy):
             )
 
     def made_of(self) -> tuple[str, ...]:
-        """All parts."""
-        return tuple(part.name for part in self._parts)
+        """All parts, and what they are made of."""
+        return tuple(name for part in self._parts for name in (part.name, *part.made_of()))
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """As `evict` says."""
