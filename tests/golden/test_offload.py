@@ -96,6 +96,15 @@ def test_codes_cross_the_link_and_what_eviction_moved_is_stored_again():
         assert stored == heads, "the newest token is recent, so another one always goes"
 
 
+def test_a_reading_in_chunks_moves_its_codes_alone_and_once():
+    options = {"prefill": "chunked", "chunk_tokens": 7}
+    strategy = STACK(evict="h2o", store="int8", tier="offload", budget=1.0)
+    sequences = TorchSession(exact_llama(layers=LAYERS), **options).open(strategy)
+    heads = LAYERS * HEADS * 2 * (HEAD_DIM + 2)
+    assert copied(sequences, lambda: sequences.prefill(random_prompts([23]))) == (0, 23 * heads)
+    assert copied(sequences, lambda: sequences.extend(random_prompts([9]))) == (23 * heads, 9 * heads)
+
+
 def test_groups_and_residuals_cross_the_link_as_they_fill():
     """kivi, 4 bits, G 4, R 8: a step stores a key and a value as they are, a value's codes, and full groups."""
     store = "kivi(bits=4, group_size=4, residual_tokens=8)"

@@ -34,6 +34,8 @@ class MiniCache(Strategy):
     Phases: end of prefill and of extensions. Needs: nothing.
     """
 
+    storage_drops = False
+
     t: Annotated[
         Share, Field(description="How far a shared direction is from the shallower layer's to the deeper's")
     ] = 0.6
