@@ -38,6 +38,7 @@ def settle_groups(llama, entries, before):
 
 CASES = {
     "h2o over int8": ({"evict": "h2o", "store": "int8"}, settle_int8, True),
+    "h2o over int8 in host memory": ({"evict": "h2o", "store": "int8", "tier": "offload"}, settle_int8, True),
     "h2o at the prefill over kivi": (
         {
             "evict": {"name": "h2o", "decode_evict": "off"},
@@ -68,7 +69,8 @@ def test_kept_sets_and_logits_are_those_of_the_loop(case, session):
                     evict(entries, llama.position, KEPT // 2)
                 settle(llama, entries, before)
         assert [layer[0].tolist() for layer in sequences.kept_positions()] == llama.positions()
-        held = sequences.bytes_by_metric()["kv_device_bytes"]
+        sizes = sequences.bytes_by_metric()
+        held = sizes["kv_host_bytes" if "tier" in params else "kv_device_bytes"]
         assert held == strategy.kv_bytes(sequences.session.spec, 8, PROMPT, step)
 
 
@@ -81,7 +83,7 @@ def test_codes_of_survivors_never_change(store):
     for token in random_prompts([STEPS], seed=9)[0]:
         for head in range(2):
             for slot, position in enumerate(layer.used_positions()[0, head].tolist()):
-                codes = [part[0, head, slot].tolist() for part in layer._codes()]
+                codes = [part[0, head, slot].tolist() for part in layer.held()]
                 assert seen.setdefault((head, position), codes) == codes
         sequences.decode([token])
     assert len(seen) > 2 * KEPT + STEPS // 2, "tokens came and went"
@@ -93,6 +95,10 @@ def test_codes_of_survivors_never_change(store):
         ({"evict": "full"}, "'full' is none"),
         ({"store": "h2o"}, "'h2o' has none"),
         ({"store": "full"}, "'full' has none"),
+        ({"store": "offload"}, "'offload' has none"),
+        ({"tier": "int8"}, "'int8' does not"),
+        ({"store": None}, "that is 'h2o' alone"),
+        ({"tier": {"name": "disk", "io": "raw"}}, "disk.io"),
         ({"evict": "h2p"}, "no strategy is called 'h2p'"),
         ({"evict": {"name": "h2o", "sinks": -1}}, "h2o.sinks"),
         ({"evict": {"name": "h2o", "budget": 0.2}}, "stands beside it"),
@@ -134,3 +140,5 @@ def test_a_budget_of_its_own_counts_where_the_stack_gives_none():
     stack = STACK(evict="h2o(heavy_ratio=0.1)", budget=None)
     assert stack.kept_tokens(100) == 20
     assert stack.requires() == {"attention_mass"} and stack.made_of() == ("h2o", "int8")
+    stack = STACK(store=None, tier={"name": "disk", "io": "direct"})
+    assert stack.requires() == {"attention_mass", "transfers"} and stack.made_of() == ("h2o", "full", "disk")

@@ -76,10 +76,19 @@ CONTEXT_TOKENS = _metric("context_tokens", "tokens", "neither", "Prompt tokens a
 
 KV_DEVICE_BYTES = _metric("kv_device_bytes", "B", "lower", "Bytes of kept keys and values on the compute device")
 KV_HOST_BYTES = _metric("kv_host_bytes", "B", "lower", "Bytes of keys and values held in host memory for fetching")
+KV_DISK_BYTES = _metric("kv_disk_bytes", "B", "lower", "Bytes of keys and values held in a file for fetching")
 KV_AUX_BYTES = _metric("kv_aux_bytes", "B", "lower", "Bytes a strategy keeps beside keys and values: scores, positions")
-KV_RESERVED_BYTES = _metric("kv_reserved_bytes", "B", "lower", "Bytes of the allocated KV tensors, used or not")
+KV_RESERVED_BYTES = _metric(
+    "kv_reserved_bytes", "B", "lower", "Bytes allocated for keys and values in all tiers, used or not"
+)
 KV_FORMULA_BYTES = _metric("kv_formula_bytes", "B", "neither", "Bytes the strategy's own formula predicts to keep")
 KV_FULL_BYTES = _metric("kv_full_bytes", "B", "neither", "Bytes a full cache of the same tokens would keep")
+FETCHED_BYTES = _metric(
+    "fetched_bytes", "B", "lower", "Bytes copied from a slower memory in a prefill, or in a decode step on average"
+)
+STORED_BYTES = _metric(
+    "stored_bytes", "B", "lower", "Bytes copied to a slower memory in a prefill, or in a decode step on average"
+)
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )

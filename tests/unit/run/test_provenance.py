@@ -10,8 +10,9 @@ import pytest
 from kvfrontier.errors import ConfigError, Problem
 from kvfrontier.plan.cell import Cell, Component
 from kvfrontier.plan.project import Project
+from kvfrontier.registry import STRATEGIES
 from kvfrontier.run.outcome import outcome_row
-from kvfrontier.run.provenance import driver_facts, entry_facts, machine_facts, moment_facts
+from kvfrontier.run.provenance import driver_facts, entry_facts, machine_facts, memory_facts, moment_facts
 from kvfrontier.run.redact import RedactingFormatter, redact
 from workspace import Workspace
 
@@ -52,6 +53,13 @@ def test_the_entries_of_model_and_device_are_in_it_as_they_stand_in_the_files(pr
     assert json.loads(found["device_entry"])["kind"] == "cpu" and "data_entries" not in found
     assert str(project.root) not in repr(found)
     assert entry_facts(project, Cell("gone", CELL.engine, "gone", CELL.strategy, CELL.workload)) == {}
+
+
+def test_what_a_tier_is_beside_the_cells_device_is_in_it(project):
+    offload = STRATEGIES.get("offload")()
+    assert memory_facts(project, CELL, offload)["kv_tier"] == "host memory: the same RAM as the device's"
+    assert memory_facts(project, CELL, STRATEGIES.get("full")()) == {}
+    assert memory_facts(project, Cell("toy", CELL.engine, "gone", CELL.strategy, CELL.workload), offload) == {}
 
 
 def test_secrets_are_taken_out_of_what_is_kept(monkeypatch, project):

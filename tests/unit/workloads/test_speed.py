@@ -77,6 +77,7 @@ def test_throughput_per_gb_counts_all_tiers_at_the_fullest_phase():
     found = measure(ScriptedSession(), batch_size=2, context_tokens=7, output_tokens=5, repeats=1)
     assert values(found, "output_tokens_per_s_per_gb") == [2 / 4]
     assert peak_kv_bytes([("process_peak_bytes", "decode", 5.0)]) == 0
+    assert peak_kv_bytes([("kv_device_bytes", "decode", 5.0), ("kv_disk_bytes", "decode", 7.0)]) == 12
 
 
 def test_every_repeat_has_its_own_values_and_memory_readings():

@@ -7,12 +7,15 @@ from its own count alone: rows of a batch never share a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from kvfrontier.cache.coded import CodedLayer
 from kvfrontier.cache.codes import dequantise, pack, quantise, unpack
 from kvfrontier.cache.group_sizes import even_group
+from kvfrontier.cache.held import between, on_ring
 
 
 class ChannelCodedLayer(CodedLayer):
@@ -38,20 +41,32 @@ class ChannelCodedLayer(CodedLayer):
         """Not possible: the last token would move into a group of others."""
         raise RuntimeError("tokens in groups cannot be evicted one by one; evict at the end of a prefill only")
 
-    def used_bytes(self) -> int:
-        """Bytes of used groups, their scales and zeros, and of the residual tokens."""
-        keys, values = self._coded_keys(self.counts), self._coded_values(self.counts)
-        held = (
-            (keys // self.group, self.key_parts),
-            (values, self.value_parts),
-            (self.counts - keys, self.residuals[:1]),
-            (self.counts - values, self.residuals[1:]),
-        )
-        return sum(int(used.sum()) * _each_bytes(part) for used, parts in held for part in parts)
+    def held(self) -> list[Tensor]:
+        """Key groups and values, each as codes, scales and zeros; the residual's keys and values."""
+        return [*self.key_parts, *self.value_parts, *self.residuals]
 
-    def reserved_bytes(self) -> int:
-        """Bytes of all groups, scales, zeros and residual slots."""
-        return sum(part.nbytes for part in (*self.key_parts, *self.value_parts, *self.residuals))
+    def hold(self, tensors: Sequence[Tensor] | None) -> None:
+        """As in Held."""
+        parts = () if tensors is None else tuple(tensors)
+        self.key_parts, self.value_parts, self.residuals = parts[:3], parts[3:6], parts[6:]
+
+    def entries(self, counts: Tensor) -> list[Tensor]:
+        """Groups of keys, values, and what is left of both."""
+        keys, values = self._coded_keys(counts), self._coded_values(counts)
+        used = [keys // self.group] * 3 + [values] * 3 + [counts - keys, counts - values]
+        return used if self.held() else []
+
+    def written(self, before: Tensor, moved: Tensor | None) -> list[Tensor]:
+        """As in Held; no slot ever gets another token."""
+        now, held = self.counts, self.held()
+        keys, values = self._coded_keys(now), self._coded_values(now)
+        groups = between(self._coded_keys(before) // self.group, keys // self.group, held[0].shape[2])
+        vectors = between(self._coded_values(before), values, held[3].shape[2])
+        rings = (
+            on_ring(torch.maximum(first, before), now, tensor.shape[2], self.residual)
+            for first, tensor in zip((keys, values), held[6:], strict=True)
+        )
+        return [*[groups] * 3, *[vectors] * 3, *rings]
 
     def _begin(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         super()._begin(keys, values, positions)
@@ -123,15 +138,8 @@ class ChannelCodedLayer(CodedLayer):
         return full
 
 
-def _each_bytes(part: Tensor) -> int:
-    """Bytes of one group or slot of one head."""
-    return part.shape[3:].numel() * part.element_size()
-
-
 def _range_indices(first: Tensor, last: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """(row, head, index) of every index in `[first, last)` of each head; both `[batch, kv_heads]`."""
-    width = int(last.max()) if last.numel() else 0
-    indices = torch.arange(width)
-    inside = (indices >= first[..., None]) & (indices < last[..., None])
+    inside = between(first, last, int(last.max()) if last.numel() else 0)
     row, head, index = inside.nonzero(as_tuple=True)
     return row.to(device), head.to(device), index.to(device)

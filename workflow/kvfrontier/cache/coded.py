@@ -77,20 +77,24 @@ class VectorCodedLayer(CodedLayer):
         self.codec = codec
         self.parts: list[list[str]] = [[], []]  # names in `aux` of what keys, and values, are held in
 
-    def used_bytes(self) -> int:
-        """Bytes of the used slots' codes, scales and zeros."""
-        return int(self.counts.sum()) * sum(code[0, 0, 0].nbytes for code in self._codes())
+    def held(self) -> list[Tensor]:
+        """Codes, scales and zeros of keys, then of values."""
+        return [self.aux[name] for name in self._names() if name in self.aux]
 
-    def reserved_bytes(self) -> int:
-        """Bytes of all slots' codes, scales and zeros."""
-        return sum(code.nbytes for code in self._codes())
+    def hold(self, tensors: Sequence[Tensor] | None) -> None:
+        """As in Held."""
+        for index, name in enumerate(self._names()):
+            if tensors is None:
+                self.aux.pop(name, None)
+            else:
+                self.aux[name] = tensors[index]
 
     def aux_bytes(self) -> int:
         """As in LayerCache, without the codes."""
         return super().aux_bytes() - self.reserved_bytes()
 
-    def _codes(self) -> list[Tensor]:
-        return [self.aux[name] for names in self.parts for name in names]
+    def _names(self) -> list[str]:
+        return [name for names in self.parts for name in names]
 
     def _begin(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         super()._begin(keys, values, positions)

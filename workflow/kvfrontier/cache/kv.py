@@ -7,6 +7,7 @@ are not used, and the model is not patched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -19,6 +20,15 @@ from kvfrontier.cache.attention import attend_block, attend_decode
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.scores import RowWeights
 from kvfrontier.cache.view import LayerView, Phase
+from kvfrontier.metrics import (
+    FETCHED_BYTES,
+    KV_AUX_BYTES,
+    KV_DEVICE_BYTES,
+    KV_DISK_BYTES,
+    KV_HOST_BYTES,
+    KV_RESERVED_BYTES,
+    STORED_BYTES,
+)
 
 ATTENTION = "kvfrontier"
 
@@ -40,7 +50,7 @@ class KVCache:
 
     def __init__(self, strategy: Any, num_layers: int, kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any]):
         self.strategy = strategy
-        self.layers = [strategy.storage(layer_idx, num_layers) for layer_idx in range(num_layers)]
+        self.layers: list[LayerCache] = strategy.storages(num_layers)
         self.seen_tokens: list[int] = []
         self.read_tokens: list[int] = []
         self.row_seeds: list[int] = []
@@ -91,6 +101,8 @@ class KVCache:
             before = torch.zeros_like(layer.counts)
         else:
             layer.append(keys, values, call.positions, call.lengths)
+        if layer_idx + 1 < len(self.layers):
+            self.layers[layer_idx + 1].prefetch()
         view = LayerView(
             layer_idx, len(self.layers), layer, queries, scale, call.phase, call.lengths, self.seen_tokens,
             self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared,
@@ -116,6 +128,8 @@ class KVCache:
             self.strategy.after_chunk(view)
         if self.call.last:
             view.cache.settle(shrink=view.phase != "decode")
+        else:
+            view.cache.pause()
 
     def _rotate(self, keys: Tensor, by_positions: Tensor) -> Tensor:
         return self._rotary(keys, by_positions)
@@ -155,19 +169,33 @@ class KVCache:
     def fork(self) -> KVCache:
         """An independent deep copy."""
         copy = KVCache(self.strategy, 0, self._kernel, self._make_rotary)
-        copy.layers = [layer.fork() for layer in self.layers]
+        copy.layers = deepcopy(self.layers)  # together: what they share, the copies share
         copy.seen_tokens, copy.read_tokens = list(self.seen_tokens), list(self.read_tokens)
         copy.row_seeds = list(self.row_seeds)
         copy.decoded_tokens = self.decoded_tokens
         return copy
 
     def bytes_by_metric(self) -> dict[str, int]:
-        """Exact tensor bytes by metric name."""
+        """Exact tensor bytes by metric name; a file's where there is one."""
+        in_files = sum(layer.disk_bytes() for layer in self.layers)
         return {
-            "kv_device_bytes": sum(layer.used_bytes() for layer in self.layers),
-            "kv_host_bytes": sum(layer.host_bytes() for layer in self.layers),
-            "kv_aux_bytes": sum(layer.aux_bytes() for layer in self.layers),
-            "kv_reserved_bytes": sum(layer.reserved_bytes() for layer in self.layers),
+            KV_DEVICE_BYTES: sum(layer.used_bytes() for layer in self.layers),
+            KV_HOST_BYTES: sum(layer.host_bytes() for layer in self.layers),
+            **({KV_DISK_BYTES: in_files} if in_files else {}),
+            KV_AUX_BYTES: sum(layer.aux_bytes() for layer in self.layers),
+            KV_RESERVED_BYTES: sum(layer.reserved_bytes() for layer in self.layers),
+        }
+
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes that went over the layers' links so far, by metric name; nothing without a link."""
+        links = {id(layer.link): layer.link for layer in self.layers if layer.link is not None}.values()
+        if not links:
+            return {}
+        for link in links:
+            link.drain()
+        return {
+            FETCHED_BYTES: sum(link.fetched_bytes for link in links),
+            STORED_BYTES: sum(link.stored_bytes for link in links),
         }
 
 

@@ -7,12 +7,14 @@ A strategy may hold tokens in another form or another tier: `Strategy.storage` t
 
 - From `borrow` or `append` until `settle`, `keys` and `values` are full-precision tensors on the model's device with
   every slot in use: attention and the strategy's hooks read them, `keep` and `drop` move them. `settle` ends a decode
-  step and the *last* chunk of a prefill or extension, so that chunks see each other as the model made them.
+  step and the *last* chunk of a prefill or extension, so that chunks see each other as the model made them. Between
+  chunks `pause` may take tokens away; `append` brings them back, and `prefetch` before that.
 - Between calls tokens may lie anywhere, and `keys` and `values` may be None. `positions`, `counts` and `aux` stay.
 - What is kept by slot follows `keep` and `drop`, at best as `aux` tensors; a form that cannot lose a token says so.
-- Every byte is counted once: `used_bytes` (device) or `host_bytes` for the tokens, `aux_bytes` for all the rest;
-  `reserved_bytes` is the allocation behind `used_bytes`. The strategy's `kv_bytes` is the formula of the first two.
-- `fork` copies deeply; a file or a running transfer needs one of its own.
+- `held` (see `cache/held.py`) names the tensors that hold the tokens between calls; `cache/tier.py` moves them.
+- Every byte is counted once: `used_bytes` (device), `host_bytes` or `disk_bytes` for the tokens, `aux_bytes` for all
+  the rest; `reserved_bytes` is the allocation behind the first three. The strategy's `kv_bytes` is their formula.
+- Layers may share a link. `deepcopy` of all of them is a fork; a file or a running transfer needs one of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from kvfrontier.cache.held import Held
+
 EMPTY = -1  # position of an unused slot
 
 
-class LayerCache:
+class LayerCache(Held):
     """Keys and values `[batch, kv_heads, capacity, head_dim]` with the original position of each slot's token.
 
     positions: int32 `[batch, kv_heads, capacity]`, EMPTY where unused.
@@ -186,21 +190,6 @@ class LayerCache:
     def fork(self) -> LayerCache:
         """An independent copy with the same capacity."""
         return deepcopy(self)
-
-    def used_bytes(self) -> int:
-        """Bytes of the keys and values in use, summed over rows and heads."""
-        if self.keys is None:
-            return 0
-        per_slot = (self.keys.shape[3] + self.values.shape[3]) * self.keys.element_size()
-        return int(self.counts.sum()) * per_slot
-
-    def host_bytes(self) -> int:
-        """Bytes of the tokens that lie in host memory, to be fetched."""
-        return 0
-
-    def reserved_bytes(self) -> int:
-        """Bytes of the allocated keys and values, used or not."""
-        return 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
 
     def aux_bytes(self) -> int:
         """Bytes of positions and of what a strategy keeps beside keys and values."""

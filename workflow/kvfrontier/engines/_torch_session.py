@@ -61,16 +61,21 @@ class TorchSession(Session):
         sequences = self.open(strategy)
         produced = [self._argmax(sequences.prefill(prompts, reserve_tokens=steps))]
         times = [time.perf_counter() - start]
-        prefill_memory = self._memory("prefill", sequences, prompts, 0, peak)
+        memory = self._memory("prefill", sequences, prompts, 0, peak)
+        copied = sequences.cache.copied_bytes()
+        memory += [(metric, "prefill", float(size)) for metric, size in copied.items()]
         peak.reset()
         paused = time.perf_counter() - start - times[0]  # reading memory is not the model's time
         for _ in range(steps):
             produced.append(self._argmax(sequences.decode(produced[-1])))
             times.append(time.perf_counter() - start - paused)
+        memory += self._memory("decode", sequences, prompts, steps, peak)
+        for metric, size in sequences.cache.copied_bytes().items():
+            memory += [(metric, "decode", (size - copied[metric]) / steps)] if steps else []
         return Generation(
             tokens=[list(row) for row in zip(*(step.tolist() for step in produced), strict=True)],
             token_times_s=[list(times) for _ in prompts],
-            memory=prefill_memory + self._memory("decode", sequences, prompts, steps, peak),
+            memory=memory,
             kept_tokens=[layer.counts.double().mean(0).tolist() for layer in sequences.cache.layers],
             seen_tokens=sum(sequences.seen_tokens) / len(prompts),
         )

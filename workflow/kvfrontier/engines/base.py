@@ -69,7 +69,8 @@ class Sequences(ABC):
 
     @abstractmethod
     def bytes_by_metric(self) -> dict[str, int]:
-        """Exact tensor bytes now: `kv_device_bytes`, `kv_host_bytes`, `kv_aux_bytes`, `kv_reserved_bytes`."""
+        """Exact bytes now: `kv_device_bytes`, `kv_host_bytes`, `kv_disk_bytes` (where there are any), `kv_aux_bytes`,
+        `kv_reserved_bytes`."""
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvfrontier.strategies.base import Strategy
 
 _OFFERS = frozenset({"steps", "logits", "kept_positions", "text"})
-_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"})
+_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation", "transfers"})
 
 
 @engine("torch")

@@ -20,7 +20,7 @@ from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_devices, load_models
 from kvfrontier.run.failure import Failure, ImpossibleValue, Overspent, describe
 from kvfrontier.run.outcome import outcome_row
-from kvfrontier.run.provenance import entry_facts, machine_facts, moment_facts, package_facts
+from kvfrontier.run.provenance import entry_facts, machine_facts, memory_facts, moment_facts, package_facts
 
 if TYPE_CHECKING:
     from kvfrontier.engines.base import Engine, Session
@@ -68,6 +68,7 @@ class _Run:
     dropped: dict[str, int] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    memories: dict[str, str] = field(default_factory=dict)
 
 
 def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurrent_cells: int = 1) -> dict[str, Any]:
@@ -85,6 +86,7 @@ def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurr
         **entry_facts(project, planned.cell, run.data),
         **package_facts(run.packages),
         **moment_facts(concurrent_cells),
+        **run.memories,
     }
     if run.dropped:
         facts["not_finite"] = ", ".join(f"{metric}: {count}" for metric, count in sorted(run.dropped.items()))
@@ -104,6 +106,7 @@ def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurr
 def _measure(planned: PlannedCell, sessions: Sessions, run: _Run) -> None:
     engine, strategy, workload = instantiate(planned.cell)
     run.packages, run.data = (*engine.packages, *workload.packages), workload.data()
+    run.memories = memory_facts(sessions.project, planned.cell, strategy)
     session = sessions.get(planned.cell, engine)
     run.phase = "run"
     for value in workload.run(session, strategy, planned.cell.seed):

@@ -24,6 +24,7 @@ from kvfrontier.plan.revision import current_revision
 if TYPE_CHECKING:
     from kvfrontier.plan.cell import Cell
     from kvfrontier.plan.project import Project
+    from kvfrontier.strategies.base import Strategy
 
 
 @cache
@@ -61,6 +62,18 @@ def entry_facts(project: Project, cell: Cell, data: Iterable[str] = ()) -> dict[
         **_entry("device_entry", lambda: declared_device(load_devices(project)[cell.device])),
         **_entry("data_entries", lambda: {name: _source(project, name) for name in sorted(set(data))}),
     }
+
+
+def memory_facts(project: Project, cell: Cell, strategy: Strategy) -> dict[str, str]:
+    """What a strategy's other memories are beside the cell's device: on a CPU both are RAM, and a link may be emulated.
+
+    Nothing for a device that the catalog does not have: the cell fails of it.
+    """
+    try:
+        device = load_devices(project)[cell.device]
+    except (KVFrontierError, KeyError, OSError):
+        return {}
+    return strategy.memories(device.kind)
 
 
 def declared_device(device: Device) -> dict[str, Any]:

@@ -110,7 +110,8 @@ FROM (SELECT model, engine_label, device, strategy, strategy_label, workload_lab
       FROM (SELECT model, engine_label, device, strategy, strategy_label, workload_label, source, batch_size,
               context_tokens, output_tokens, metric, max(mean) AS bytes
             FROM configurations
-            WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_aux_bytes', 'kv_full_bytes') GROUP BY ALL)
+            WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_disk_bytes', 'kv_aux_bytes', 'kv_full_bytes')
+            GROUP BY ALL)
       GROUP BY ALL);
 
 CREATE TABLE costs AS

@@ -83,3 +83,8 @@ def _make(name: str, params: dict[str, Any]) -> Strategy:
 
 _SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object", "required": ["name"]}]}
 Named = Annotated[str, BeforeValidator(_read), WithJsonSchema(_SCHEMA)]
+NamedOrNone = Annotated[
+    str | None,
+    BeforeValidator(lambda value: None if value is None else _read(value)),
+    WithJsonSchema({"anyOf": [*_SCHEMA["anyOf"], {"type": "null"}]}),
+]

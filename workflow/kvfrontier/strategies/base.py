@@ -62,10 +62,8 @@ class Strategy:
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
     def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
-        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`.
-
-        element_bytes: of the model's own keys and values.
-        """
+        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`;
+        element_bytes: of the model's own keys and values."""
         return self.kept_tokens(prompt_tokens, generated_tokens) * spec.kv_bytes_per_token(element_bytes)
 
     def requires(self) -> frozenset[str]:
@@ -80,19 +78,22 @@ class Strategy:
         return ()
 
     def storage(self, layer_idx: int, layers: int) -> LayerCache:
-        """An empty layer of a new batch: how and where the tokens of layer `layer_idx` of `layers` lie between calls.
-
-        What such a layer must provide is in `cache/layer.py`.
-        """
+        """An empty layer of a new batch: how and where its tokens lie between calls, as `cache/layer.py` demands."""
         from kvfrontier.cache.layer import LayerCache
 
         return LayerCache()
 
-    def row_weighting(self) -> tuple[float, int]:
-        """(decay, delay) of the rows in `attention_mass`, for these settings.
+    def storages(self, layers: int) -> list[LayerCache]:
+        """All layers of a new batch; for a strategy whose layers share something."""
+        return [self.storage(layer_idx, layers) for layer_idx in range(layers)]
 
-        A row counts decay^(rows after it in the call), and only for tokens that are at least `delay` older than it.
-        """
+    def memories(self, device_kind: str) -> dict[str, str]:
+        """What a row must say of other memories than the device's, as facts of its provenance: `kv_tier`, `kv_link`."""
+        return {}
+
+    def row_weighting(self) -> tuple[float, int]:
+        """(decay, delay) of the rows in `attention_mass`: a row counts decay^(rows after it in the call), and only for
+        tokens that are at least `delay` older than it."""
         return 1.0, 0
 
     def before_attention(self, view: LayerView) -> None:

@@ -1,4 +1,4 @@
-"""Stack: an eviction policy over a storage: what is kept, and in which form."""
+"""Stack: an eviction policy over a storage in a tier: what is kept, in which form, and where."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import Budget
 from kvfrontier.strategies import strategy
-from kvfrontier.strategies._named import Named, build
+from kvfrontier.strategies._named import Named, NamedOrNone, build
+from kvfrontier.strategies._tiered import Tiered
 from kvfrontier.strategies.base import Eviction, Strategy
 
 if TYPE_CHECKING:
@@ -21,17 +22,24 @@ if TYPE_CHECKING:
 
 @strategy("stack")
 class Stack(Strategy):
-    """Evict first, then store the survivors: `evict` says which tokens stay, `store` how they are held.
+    """Evict, then store, then move: `evict` says which tokens stay, `store` how they are held, `tier` where they lie.
+
+    Always in this order, whatever the parts. A decode step brings a layer's codes from the tier, reads them back,
+    attends, evicts, codes what is new, and moves the new codes (and those whose slot eviction filled) to the tier: full
+    precision never crosses the link. `store: null` holds tokens as the model made them; `tier: null` on the device.
 
     Scores come from attention over what is held: full precision for a call's own tokens, read-back codes for older
     ones. At the end of a prefill only survivors are coded; while decoding a survivor's codes move but never change.
     A storage in groups of tokens (kivi) groups the survivors of a prefill's eviction (and an extension's) anew; it
     cannot lose single tokens: an `evict` that evicts while decoding is `unsupported` there (h2o: `decode_evict: off`).
-    Phases and needs: those of `evict` and `store`.
+    Phases and needs: those of the parts.
     """
 
     evict: Annotated[Named, Field(description="An eviction strategy: name, or mapping with parameters")] = "h2o"
-    store: Annotated[Named, Field(description="A strategy with a storage of its own: name or mapping")] = "int8"
+    store: Annotated[
+        NamedOrNone, Field(description="A strategy with a storage of its own: name or mapping; null: plain tensors")
+    ] = "int8"
+    tier: Annotated[NamedOrNone, Field(description="offload or disk: name or mapping; null: the device")] = None
     budget: Annotated[
         Budget | None, Field(description="Budget of `evict`; null: its default, or what its other parameters say")
     ] = 0.2
@@ -41,8 +49,13 @@ class Stack(Strategy):
         if not isinstance(build(self.evict), Eviction):
             raise ValueError(f"evict takes an eviction strategy; '{self.evict}' is none")
         _ = self._policy  # raises where it does not take the budget
-        if isinstance(self._form, Stack | Eviction) or type(self._form).storage is Strategy.storage:
+        plain = type(self._form).storage is Strategy.storage
+        if self.store is not None and (isinstance(self._form, Stack | Eviction | Tiered) or plain):
             raise ValueError(f"store takes a strategy with a storage of its own; '{self.store}' has none")
+        if self.tier is not None and not isinstance(build(self.tier), Tiered):
+            raise ValueError(f"tier takes a strategy that moves tokens to another memory; '{self.tier}' does not")
+        if self.store is None and self.tier is None:
+            raise ValueError(f"neither store nor tier is given: that is '{self.evict}' alone")
         return self
 
     @property
@@ -51,7 +64,15 @@ class Stack(Strategy):
 
     @property
     def _form(self) -> Strategy:
-        return build(self.store)
+        return build(self.store or "full")
+
+    @property
+    def _tier(self) -> Tiered | None:
+        return build(self.tier) if self.tier else None
+
+    @property
+    def _parts(self) -> tuple[Strategy, ...]:
+        return (self._policy, self._form, *filter(None, [self._tier]))
 
     @property
     def scoring(self) -> str:
@@ -75,8 +96,8 @@ class Stack(Strategy):
 
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported where single tokens would have to leave a group, or bytes follow from no formula."""
-        self._policy.check(spec)
-        self._form.check(spec)
+        for part in self._parts:
+            part.check(spec)
         if self._policy.evicts_while_decoding() and not self._form.storage_drops:
             raise Unsupported(
                 f"'{self.store}' holds tokens in groups, which cannot lose the single tokens "
@@ -89,8 +110,8 @@ class Stack(Strategy):
             )
 
     def made_of(self) -> tuple[str, ...]:
-        """Both parts."""
-        return self._policy.name, self._form.name
+        """All parts, and what they are made of."""
+        return tuple(name for part in self._parts for name in (part.name, *part.made_of()))
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """As `evict` says."""
@@ -111,16 +132,21 @@ class Stack(Strategy):
         return sum(self._form.kv_bytes(layer, element_bytes, tokens) for tokens in by_layer)
 
     def requires(self) -> frozenset[str]:
-        """What either part requires."""
-        return self._policy.requires() | self._form.requires()
+        """What any part requires."""
+        return frozenset().union(*(part.requires() for part in self._parts))
+
+    def memories(self, device_kind: str) -> dict[str, str]:
+        """As `tier` says."""
+        return self._tier.memories(device_kind) if self._tier else {}
 
     def row_weighting(self) -> tuple[float, int]:
         """As `evict` says."""
         return self._policy.row_weighting()
 
-    def storage(self, layer_idx: int, layers: int) -> LayerCache:
-        """As `store` says."""
-        return self._form.storage(layer_idx, layers)
+    def storages(self, layers: int) -> list[LayerCache]:
+        """As `store` says, in `tier`."""
+        forms = self._form.storages(layers)
+        return self._tier.over(forms) if self._tier else forms
 
     def before_attention(self, view: LayerView) -> None:
         """As `evict` says."""

@@ -155,7 +155,7 @@ def peak_kv_bytes(memory: Sequence[tuple[str, str, float]]) -> float:
     """Keys and values of all tiers at the phase where they are most; 0 where the engine reads none."""
     phases: dict[str, float] = {}
     for metric, phase, value in memory:
-        if metric in ("kv_device_bytes", "kv_host_bytes"):
+        if metric in ("kv_device_bytes", "kv_host_bytes", "kv_disk_bytes"):
             phases[phase] = phases.get(phase, 0.0) + value
     return max(phases.values(), default=0.0)
 

@@ -13,6 +13,7 @@ from kvfrontier.reports.style import configurations, in_panels
 TIERS = {
     "keys and values on the device": "#0072B2",
     "keys and values in host memory": "#E69F00",
+    "keys and values in a file": "#009E73",
     "bookkeeping": "#999999",
 }
 
@@ -23,9 +24,11 @@ TIERS = {
     sql=f"""
         SELECT {SETTING}, max(mean) / 1048576 AS mib,
           CASE metric WHEN 'kv_device_bytes' THEN 'keys and values on the device'
-            WHEN 'kv_host_bytes' THEN 'keys and values in host memory' ELSE 'bookkeeping' END AS tier
+            WHEN 'kv_host_bytes' THEN 'keys and values in host memory'
+            WHEN 'kv_disk_bytes' THEN 'keys and values in a file' ELSE 'bookkeeping' END AS tier
         FROM configurations
-        WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_aux_bytes') AND batch_size IS NOT NULL
+        WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_disk_bytes', 'kv_aux_bytes')
+          AND batch_size IS NOT NULL
         GROUP BY model, engine_label, device, source, workload_label, batch_size, context_tokens, output_tokens,
           strategy, strategy_label, budget, metric
         ORDER BY {BY_SETTING}""",

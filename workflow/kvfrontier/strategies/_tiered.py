@@ -1,0 +1,50 @@
+"""Strategies that keep every token in another memory than the device's, and bring a layer's when its turn comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from kvfrontier.parameters import settings
+from kvfrontier.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from kvfrontier.cache.layer import LayerCache
+    from kvfrontier.cache.link import Link
+    from kvfrontier.cache.tier import Shelf
+
+
+@settings
+class Tiered(Strategy):
+    """A subclass says where a layer's tensors lie, and over which link they come.
+
+    The layers of a batch share one link, which copies in the order it is asked. A tier can lie under any storage: a
+    `stack` moves codes.
+    """
+
+    needs = frozenset({"transfers"})
+
+    prefetch: Annotated[
+        Literal["layer", "off"],
+        Field(description="layer: the next layer is fetched while one computes; off: each waits for its own tokens"),
+    ] = "layer"
+
+    def link(self) -> Link:
+        """The link of a new batch."""
+        raise TypeError(f"strategy '{self.name}' must define link()")
+
+    def shelf(self, link: Link) -> Shelf:
+        """Where one layer's tensors will lie."""
+        raise TypeError(f"strategy '{self.name}' must define shelf(link)")
+
+    def over(self, layers: list[LayerCache]) -> list[LayerCache]:
+        """These layers, with their tokens in this tier between calls."""
+        from kvfrontier.cache.tier import TierLayer
+
+        link = self.link()
+        return [TierLayer(layer, self.shelf(link), self.prefetch == "layer") for layer in layers]
+
+    def storages(self, layers: int) -> list[LayerCache]:
+        """Plain layers in this tier."""
+        return self.over(super().storages(layers))
