@@ -12,6 +12,7 @@ from kvfrontier.registry import STRATEGIES
 from kvfrontier.strategies.base import Eviction
 from reference import masked_forward
 from tiny import exact_llama, random_prompts, tiny_llama
+from toy_tokenizer import toy_tokenizer
 
 LENGTHS, STEPS = [250, 131, 12], 12  # one row passes 256 tokens while it decodes, one is shorter than any window
 CHUNK = 7  # of strategies that define their own: prompts and turns have several, the last ones uneven
@@ -43,7 +44,7 @@ def model():
 
 
 def session(model, **options):
-    return TorchSession(model, **options)
+    return TorchSession(model, toy_tokenizer(), **options)
 
 
 def run(sequences, prompts, steps=STEPS, seed=11):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvfrontier.strategies import strategy
 from kvfrontier.strategies.base import Strategy
 
@@ -9,3 +11,5 @@ from kvfrontier.strategies.base import Strategy
 @strategy("full")
 class Full(Strategy):
     """Keep every token."""
+
+    acts: ClassVar[bool] = False

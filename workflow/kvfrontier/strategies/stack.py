@@ -90,7 +90,7 @@ class Stack(Strategy):
 
     def made_of(self) -> tuple[str, ...]:
         """Both parts."""
-        return self._policy.name, self._form.name
+        return self._policy.name, *self._policy.made_of(), self._form.name
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """As `evict` says."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from kvfrontier.cache.notes import OF_WORKLOAD
 from kvfrontier.errors import Unsupported
 from kvfrontier.metrics import Measurement
 from kvfrontier.parameters import settings
@@ -31,6 +32,8 @@ class Workload(ABC):
     references: ClassVar[tuple[str, ...]] = ()
     """Strategies this workload runs for comparison, whatever the cell's own: their code counts in the fingerprint."""
     packages: ClassVar[tuple[str, ...]] = ()
+    tells: ClassVar[frozenset[str]] = frozenset()
+    """Which notes on the tokens of its prompts it hands over, of those that only a workload can (`cache/notes.py`)."""
 
     def data(self) -> tuple[str, ...]:
         """Names in `config/data.yaml` of what must be fetched before this workload runs."""
@@ -43,6 +46,14 @@ class Workload(ABC):
 
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported for what this model cannot be asked; called when the plan is made."""
+
+    def check_strategy(self, strategy: Strategy) -> None:
+        """Raise Unsupported for a strategy that this workload cannot be asked under; called when the plan is made."""
+        if untold := sorted(strategy.requires() & OF_WORKLOAD - self.tells):
+            raise Unsupported(
+                f"workload {self.name} does not tell the {' and '.join(untold)} of its prompts, "
+                f"which '{strategy.name}' wants to know"
+            )
 
     @abstractmethod
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:

@@ -112,7 +112,7 @@ class Fidelity(Workload):
             steps.append(logits.float().log_softmax(-1).cpu())
         account.read("decode", sequences)
         kept = kept_counts(sequences)
-        require_acted(strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
+        require_acted(session, strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
         account.read_kept(kept, sequences.seen_tokens)
         account.read_ages(sequences)
         return list(torch.stack(steps, dim=1))

@@ -1,0 +1,148 @@
+"""Every strategy over models of other kinds: windows, attention sinks, latent attention, odd head dimensions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+
+import pytest
+import torch
+from kinds import KINDS, WINDOW, tiny_kind
+from kvfrontier.engines import ENGINES
+from kvfrontier.engines._torch_session import TorchSession
+from kvfrontier.errors import Unsupported
+from kvfrontier.registry import STRATEGIES, WORKLOADS
+from test_every_strategy import has_budget, make
+from tiny import random_prompts
+from toy_tokenizer import VOCAB, toy_tokenizer
+
+LENGTHS, STEPS = [60, 33, 9], 5  # two are longer than the window, and one passes it while later turns come
+ALL_WINDOWS = {"mistral"}
+NO_ROLLED = {"gemma3", "deepseek_v2", "deepseek_v3"}
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@cache
+def model(kind):
+    return tiny_kind(kind)
+
+
+def session(kind, **options):
+    return TorchSession(model(kind), toy_tokenizer(), **options)
+
+
+def run(sequences, prompts, seed=11):
+    """Logits after the prefill, each step and a further turn `[steps + 2, batch, vocab]`."""
+    logits = [sequences.prefill(prompts, reserve_tokens=STEPS)]
+    logits += [sequences.decode([token] * len(prompts)) for token in random_prompts([STEPS], seed=seed)[0]]
+    logits.append(sequences.extend([row[:10] for row in prompts]))
+    return torch.stack(logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"prefill": "eager"}, {"prefill": "chunked", "chunk_tokens": 7}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_full_cache_gives_the_models_own_logits(kind, options):
+    prompt, turn = random_prompts([3 * WINDOW + 5, 2 * WINDOW])
+    own = tiny_kind(kind)  # with its own attention and masks
+    expected = own(torch.tensor([prompt + turn]), use_cache=False).logits[0]
+    sequences = session(kind, **options).open(make("full"))
+    logits = [sequences.prefill([prompt])]
+    logits += [sequences.decode([token]) for token in turn[: WINDOW + 2]]
+    logits += sequences.extend([turn[WINDOW + 2 :]], all_logits=True)
+    torch.testing.assert_close(torch.cat(logits), expected[len(prompt) - 1 :], **TOLERANCE)
+
+
+def supported(kind, strategy, spec):
+    """Whether the pair can run; if not, that the plan says so with a reason, and the session too."""
+    try:
+        strategy.check(spec)
+        ENGINES.get("torch")().check(strategy, spec)
+        session(kind).open(strategy)
+    except Unsupported as reason:
+        assert kind in ALL_WINDOWS and strategy.acts
+        assert f"window of {WINDOW} tokens" in str(reason)
+        with pytest.raises(Unsupported):
+            session(kind).open(strategy)
+        return False
+    assert kind not in ALL_WINDOWS or not strategy.acts
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", STRATEGIES.names())
+def test_a_strategy_acts_on_open_layers_within_its_formula_and_row_by_row(name, kind):
+    strategy, spec = make(name), session(kind).spec
+    if not supported(kind, strategy, spec):
+        return
+    prompts = random_prompts(LENGTHS)
+    batch = session(kind).open(strategy)
+    batch.prefill(prompts, reserve_tokens=STEPS)
+    for token in range(STEPS):
+        batch.decode([3 + token] * 3)
+    open_layers = spec.open_part().layers
+    expected = strategy.kept_by_layer(open_layers, LENGTHS[0], STEPS)
+    for layer, window in zip(batch.kept_positions(), spec.windows or [None] * spec.layers, strict=True):
+        for row, length in enumerate(LENGTHS):
+            heads = [[position for position in head if position >= 0] for head in layer[row].tolist()]
+            if window is not None:
+                last = list(range(max(0, length + STEPS - window + 1), length + STEPS))
+                assert heads == [last] * spec.kv_heads
+                continue
+            assert all(kept == sorted(set(kept)) and kept[-1] == length + STEPS - 1 for kept in heads)
+            if row == 0:
+                assert sum(map(len, heads)) == spec.kv_heads * expected.pop(0)
+    by_formula = sum(
+        strategy.kv_bytes(spec.open_part(), 8, length, STEPS) + spec.window_bytes(length + STEPS, 8)
+        for length in LENGTHS
+    )
+    sizes = batch.bytes_by_metric()
+    assert sizes["kv_device_bytes"] + sizes["kv_host_bytes"] == by_formula
+    together = run(session(kind).open(strategy), prompts)
+    for row, prompt in enumerate(prompts):
+        torch.testing.assert_close(together[:, row], run(session(kind).open(strategy), [prompt])[:, 0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", filter(has_budget, STRATEGIES.names()))
+def test_budget_one_is_the_full_cache(name, kind):
+    strategy = make(name, 1.0, 100)
+    if not supported(kind, strategy, session(kind).spec):
+        return
+    prompts = random_prompts(LENGTHS)
+    whole, full = session(kind).open(strategy), session(kind).open(make("full"))
+    logits = [run(whole, prompts), run(full, prompts)]
+    assert all(map(torch.equal, whole.kept_positions(), full.kept_positions()))
+    if whole.bytes_by_metric()["kv_device_bytes"] == full.bytes_by_metric()["kv_device_bytes"]:
+        torch.testing.assert_close(*logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", sorted(NO_ROLLED))
+def test_rolled_positions_need_one_plain_rotation(kind):
+    with pytest.raises(Unsupported, match="rolled positions need"):
+        session(kind).open(STRATEGIES.get("streaming_llm")(positions="rolled"))
+
+
+@pytest.mark.parametrize("workload", ["speed", "fidelity"])
+def test_requested_and_achieved_shares_of_a_model_with_windows_are_both_told(workload):
+    settings = {
+        "speed": {"context_tokens": 90, "output_tokens": 6, "repeats": 1, "text": "generated"},
+        "fidelity": {"context_tokens": 90, "continuation_tokens": 5, "documents": 2, "text": "generated"},
+    }[workload]
+    tested = TorchSession(tiny_kind("gemma3", vocab_size=VOCAB), toy_tokenizer())
+    found = defaultdict(list)
+    for value in WORKLOADS.get(workload)(**settings).run(tested, STRATEGIES.get("h2o")(budget=0.3), seed=0):
+        found[value.metric].append(value)
+    kept = {value.layer: value.value for value in found["kept_tokens"]}
+    assert kept == {0: WINDOW - 1, 1: 27, 2: WINDOW - 1, 3: 27}
+    assert found["achieved_budget"][0].value == pytest.approx((WINDOW - 1 + 27) / 2 / 95)
+    full = [value.value for value in found["kv_full_bytes"] if value.phase == "decode"]
+    spec = tested.spec
+    assert full[0] == 8 * 2 * 16 * spec.kv_heads * (2 * 95 + 2 * (WINDOW - 1))
+
+
+def test_windowed_layers_hold_no_more_than_window_and_chunk_while_a_long_prompt_is_read():
+    sequences = session("gemma3", prefill="chunked", chunk_tokens=32).open(make("full"))
+    sequences.prefill(random_prompts([400]), reserve_tokens=3)
+    held = [layer.capacity for layer in sequences.cache.layers]
+    assert held == [WINDOW, 403, WINDOW, 403]
