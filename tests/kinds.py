@@ -15,7 +15,7 @@ _BASE = {
 }  # fmt: skip
 _LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
-    "v_head_dim": 14, "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_routed_experts": 4,
+    "v_head_dim": 14, "first_k_dense_replace": 2, "moe_intermediate_size": 32, "n_routed_experts": 4,
     "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "head_dim": None,
 }  # fmt: skip
 _ALTERNATING = {
@@ -26,7 +26,7 @@ _ALTERNATING = {
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama MHA": ("llama", {"num_key_value_heads": 4}),
     "llama MQA": ("llama", {"num_key_value_heads": 1}),
-    "no head_dim": ("gpt_neox", {"head_dim": None, "hidden_size": 64}),
+    "no head_dim": ("gpt_neox", {"head_dim": None, "num_key_value_heads": None, "hidden_size": 64}),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": WINDOW}),
     "gemma3": ("gemma3_text", _ALTERNATING | {"query_pre_attn_scalar": 16}),
@@ -42,4 +42,6 @@ def tiny_kind(kind: str, **changes: Any) -> PreTrainedModel:
     family, own = KINDS[kind]
     options = {key: value for key, value in (_BASE | own | changes).items() if value is not None}
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **options)).double().eval()
+    config = AutoConfig.for_model(family, **options)
+    # Grouped products of experts know no float64.
+    return AutoModelForCausalLM.from_config(config, experts_implementation="eager").double().eval()

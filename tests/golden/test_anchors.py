@@ -67,8 +67,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("session", [{}, {"prefill": "chunked", "chunk_tokens": 9}], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+CHUNKED = {"prefill": "chunked", "chunk_tokens": 9}
+
+
+@pytest.mark.parametrize(("case", "session"), [(case, {}) for case in CASES] + [(CASES[0], CHUNKED)], ids=str)
 def test_h2o_with_anchors_keeps_what_the_loop_keeps(case, session):
     strategy, tokenizer = ANCHORS(budget=0.3, **case), toy_tokenizer()
     model, policy = exact_llama(vocab=VOCAB), strategy.inner

@@ -35,11 +35,8 @@ def anchored(draw):
 
 def told(rows):
     return [
-        {
-            "turns": [at // 4 - 1 for at in range(len(row))],
-            "oracle_span": [float(at % 5 == 2) for at in range(len(row))],
-        }
-        for row in rows
+        {"turns": [at // 4 - 1 for at in range(length)], "oracle_span": [float(at % 5 == 2) for at in range(length)]}
+        for length in map(len, rows)
     ]
 
 
@@ -47,7 +44,7 @@ def session():
     return TorchSession(MODEL, toy_tokenizer(), prefill="chunked", chunk_tokens=9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(strategy=anchored(), rows=lengths, steps=st.integers(0, 9))
 def test_the_budget_is_the_policys_and_the_marked_tokens_stay(strategy, rows, steps):
     prompts = random_prompts(rows)
@@ -57,19 +54,21 @@ def test_the_budget_is_the_policys_and_the_marked_tokens_stay(strategy, rows, st
     for step in range(steps + 1):
         assert_legal(sequences, strategy)
         for layer, row, heads in kept_sets(sequences):
-            assert sum(map(len, heads)) == len(heads) * strategy.kept_by_layer(LAYERS, rows[row], step)[layer]
-            assert strategy.kept_by_layer(LAYERS, rows[row], step) == strategy.inner.kept_by_layer(
-                LAYERS, rows[row], step
-            )
+            expected = strategy.inner.kept_by_layer(LAYERS, rows[row], step)
+            assert strategy.kept_by_layer(LAYERS, rows[row], step) == expected
+            assert sum(map(len, heads)) == len(heads) * expected[layer]
         now = marks(sequences)
         assert marked is None or now == marked, "a decode step evicts no anchor and makes none"
         marked = now
         if step < steps:
             sequences.decode([3 + step] * len(rows))
-    for strategy_layer, heads in marked.items():
-        row, layer = strategy_layer
-        k = strategy.layer_budgets(rows[row], LAYERS)[layer]
-        assert all(head == heads[0] and len(head) <= strategy.room(k) for head in heads)
+    for (row, layer), heads in marked.items():
+        room = strategy.room(strategy.layer_budgets(rows[row], LAYERS)[layer])
+        assert all(len(head) <= room for head in heads)
+        # Who evicts between chunks has lost, in some heads, what later chunks make room for.
+        assert strategy.chunk_tokens is not None or all(head == heads[0] for head in heads)
+        if strategy.chunk_tokens is None and {"random", "boundary"} & set(strategy.protect) and layer == 0:
+            assert len(heads[0]) == min(room, rows[row])
 
 
 def marks(sequences):
@@ -86,7 +85,7 @@ def marks(sequences):
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     strategy=anchored(),
     rows=lengths,

@@ -26,7 +26,8 @@ class Anchors(Wrapped):
     Semantic anchor protection, with its controls (no paper; what protection alone is worth: compare arXiv:2605.18053).
     Of k tokens a head, at most `anchor_share` k are anchors: the kinds of `protect` one after the other, each in its
     own order, until the room is used up. `policy` divides what they leave: its recent window is what it would be for
-    a budget of k - |anchors|. All heads and layers protect the same tokens; the total is that of `policy`, exactly.
+    a budget of k - |anchors|. All heads and layers protect the same tokens, as far as they still hold them; the total
+    is that of `policy`, exactly.
     Kinds: `sinks` (first tokens); `surprisal` (top share of -log p(token | before)); `numerals` (pieces with a digit);
     `rare_tokens` (top share by rarity in the row itself); `system_prompt`, `early_turns` (what a chat begins with);
     controls: `random` (all the room), `boundary` (all the room, from both ends), `oracle_span` (the fact's own tokens:
