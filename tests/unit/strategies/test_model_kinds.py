@@ -12,7 +12,7 @@ from kvfrontier.engines import ENGINES
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import Unsupported
 from kvfrontier.registry import STRATEGIES, WORKLOADS
-from test_every_strategy import has_budget, make
+from test_every_strategy import NAMES, has_budget, make
 from tiny import random_prompts
 from toy_tokenizer import VOCAB, toy_tokenizer
 
@@ -77,7 +77,7 @@ def supported(kind, strategy, spec):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", STRATEGIES.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_a_strategy_acts_on_open_layers_within_its_formula_and_row_by_row(name, kind):
     strategy, spec = make(name, 0.3, CHUNK), session(kind).spec
     if not supported(kind, strategy, spec):
@@ -106,7 +106,7 @@ def test_a_strategy_acts_on_open_layers_within_its_formula_and_row_by_row(name, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [name for name in STRATEGIES.names() if has_budget(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if has_budget(name)])
 def test_budget_one_is_the_full_cache(name, kind):
     strategy = make(name, 1.0, 100)
     if not supported(kind, strategy, session(kind).spec):

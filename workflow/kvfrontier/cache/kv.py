@@ -127,8 +127,9 @@ class KVCache:
                 mass = mass.masked_fill(self._first_rows(layer).repeat_interleave(_group(queries, keys), 1) > 0, 0)
         else:
             out, mass = self._attend_new(layer, queries, scale, before, sinks)
+        view.output = out
         self._act(view, mass)
-        return out
+        return view.output
 
     def _attend_window(
         self, layer: LayerCache, window: int, queries: Tensor, scale: float, sinks: Tensor | None

@@ -25,6 +25,7 @@ class LayerView:
         `[batch, q_heads, slots]` float32; None before attention and where the strategy does not need it (`decode_mass`:
         during prefill and extension). Rows count as the strategy's `row_weighting` says.
     new_tokens: tokens added by this call; seen_tokens: all tokens so far, these included.
+    output: of attention `[batch, q_heads, new, value_dim]`; what a strategy puts here is what the layer gives.
     read_tokens: of them, those that came by prefill or extension; decoded_tokens: decode steps since the last of those.
     row_seeds: a number that depends on the tokens of each row's prefill alone, for random choices.
     notes: what is known of each row's tokens, of the kinds that the strategy requires (`cache/notes.py`).
@@ -49,6 +50,7 @@ class LayerView:
     notes: Sequence[RowNotes] = ()
     sinks: Tensor | None = None
     attention_mass: Tensor | None = None
+    output: Tensor | None = None
 
     @property
     def group_mass(self) -> Tensor:

@@ -63,11 +63,13 @@ def attend_window(
     sinks: Tensor | None = None,
     earliest: Tensor | None = None,
     in_order: bool = False,
+    always: Tensor | None = None,
 ) -> Tensor:
     """Attention of several queries a row to their windows, `[batch, q_heads, m, value_dim]`.
 
     asked: positions of the queries `[batch, m]`; stored: those of the keys `[batch, kv_heads, n]`, negative where none
     is; sinks: `[q_heads]` logits beside the keys'; earliest: `[batch, 1]`, the first position that may be seen.
+    always: `[batch, kv_heads, n]`, True for keys that are seen from beyond the window, too.
     in_order: slot i of every row holds position i, so that a tile needs few of them.
     """
     batch, q_heads, count, head_dim = queries.shape
@@ -75,9 +77,13 @@ def attend_window(
     out = queries.new_empty(batch, q_heads, count, values.shape[3])
     for start in range(0, count, ROWS):
         rows = slice(start, min(start + ROWS, count))
-        slots = slice(max(0, start - window + 1), rows.stop) if in_order else slice(None)
+        first = max(0, start - window + 1) if always is None else 0
+        slots = slice(first, rows.stop) if in_order else slice(None)
         at, ask = stored[:, :, None, slots], asked[:, None, rows, None]
-        visible = (at >= 0) & (at <= ask) & (at > ask - window)  # [batch, kv_heads, rows, slots]
+        visible = at > ask - window  # [batch, kv_heads, rows, slots]
+        if always is not None:
+            visible = visible | always[:, :, None, slots]
+        visible = visible & (at >= 0) & (at <= ask)
         if earliest is not None:
             visible &= at >= earliest[:, :, None, None]
         visible[..., :1] |= ~visible.any(-1, keepdim=True)  # padding sees something, so that it stays finite

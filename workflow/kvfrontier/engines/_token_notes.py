@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,3 +80,12 @@ def note_surprisal(
         nats = F.cross_entropy(precise, ids[row, start + 1 : start + 1 + count], reduction="none")
         place = first[row] + start + 1
         notes[row]["surprisal"][place : place + count] = nats.tolist()
+
+
+def reading_spans(longest: int, chunk: int, surprised: bool) -> list[tuple[int, int]]:
+    """What each call reads of `longest` tokens. Where surprisal is wanted the last token comes alone.
+
+    Layers evict before the call's own logits exist, and all that came before the last token is then known.
+    """
+    stops = {*range(chunk, longest, chunk), longest, *([longest - 1] if surprised and longest > 1 else [])}
+    return list(pairwise([0, *sorted(stops)]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal
 from zlib import crc32
 
@@ -17,7 +16,7 @@ from kvfrontier.cache.kv import Call, KVCache
 from kvfrontier.cache.notes import OF_WORKLOAD
 from kvfrontier.cache.rotary import Rotary
 from kvfrontier.engines._memory import PeakMemory
-from kvfrontier.engines._token_notes import SURPRISAL_CHUNK, NoteTaker, note_surprisal
+from kvfrontier.engines._token_notes import SURPRISAL_CHUNK, NoteTaker, note_surprisal, reading_spans
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines.base import Generation, Notes, Sequences, Session, require_open_layers
 from kvfrontier.errors import Unsupported
@@ -126,18 +125,31 @@ class TorchSequences(Sequences):
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0, notes: Sequence[Notes] = ()) -> Tensor:
         """Read the prompts; logits `[batch, vocab]` after each row's last token."""
+        self._start(prompts, notes)
+        self._reserve = reserve_tokens
+        return self._read("prefill", prompts, False, notes)
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Sequence[int]], last: int) -> Tensor:
+        """Read whole rows of one length at once; logits `[batch, last, vocab]` of their last tokens."""
+        self._start(rows, ())
+        ids = torch.as_tensor(rows, device=self.session.device)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        self.cache.plan_capacity(ids.shape[1], 1, ids.shape[1], ids.shape[1])
+        self.cache.begin(Call("prefill", [ids.shape[1]] * len(ids), positions, last=True, monolithic=True))
+        return self._forward(ids, positions, last)
+
+    def _start(self, prompts: Sequence[Sequence[int]], notes: Sequence[Notes]) -> None:
         if self.cache.seen_tokens:
             raise ValueError("prefill starts a batch; a batch that has read tokens is extended")
         self.cache.seen_tokens, self.cache.read_tokens = [0] * len(prompts), [0] * len(prompts)
         self.cache.row_seeds = [crc32(torch.as_tensor(row, dtype=torch.long).cpu().numpy()) for row in prompts]
-        self._reserve = reserve_tokens
         self.cache.notes = [{} for _ in prompts]
         untold = sorted(
             kind for kind in self._notes.wanted & OF_WORKLOAD if any(kind not in row for row in notes or [{}])
         )
         if untold:
             raise Unsupported(f"nobody tells the {' and '.join(untold)} of these prompts")
-        return self._read("prefill", prompts, False, notes)
 
     @torch.no_grad()
     def extend(
@@ -196,7 +208,7 @@ class TorchSequences(Sequences):
         self._note(rows, notes)
         surprised = "surprisal" in self._notes.wanted
         parts = []
-        for start, end in (spans := _spans(longest, chunk, surprised)):
+        for start, end in (spans := reading_spans(longest, chunk, surprised)):
             positions = first + torch.arange(start, end, device=ids.device)
             new = [min(max(length - start, 0), end - start) for length in lengths]
             last = end == longest
@@ -227,12 +239,3 @@ class TorchSequences(Sequences):
             input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=logits_to_keep, kv_cache=self.cache
         )
         return out.logits
-
-
-def _spans(longest: int, chunk: int, surprised: bool) -> list[tuple[int, int]]:
-    """What each call reads of `longest` tokens. Where surprisal is wanted the last token comes alone.
-
-    Layers evict before the call's own logits exist, and all that came before the last token is then known.
-    """
-    stops = {*range(chunk, longest, chunk), longest, *([longest - 1] if surprised and longest > 1 else [])}
-    return list(pairwise([0, *sorted(stops)]))

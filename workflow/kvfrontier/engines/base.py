@@ -60,6 +60,10 @@ class Sequences(ABC):
         reserve_tokens: how many tokens will be decoded or extended later (sizes the cache; growing is allowed, slow).
         """
 
+    def score(self, rows: Sequence[Sequence[int]], last: int) -> Tensor:
+        """Start a batch by reading rows of one length at once; logits [batch, last, vocab] after their last tokens."""
+        raise Unsupported(f"{type(self).__name__} does not read a text and its continuation at once")
+
     @abstractmethod
     def extend(
         self, tokens: Sequence[Sequence[int]], all_logits: bool = False, notes: Sequence[Notes] = ()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
-_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"}) | OF_ENGINE | OF_WORKLOAD
+_DELIVERS = (
+    frozenset({"attention_mass", "chunks", "decode_mass", "rotation", "whole_sequence"}) | OF_ENGINE | OF_WORKLOAD
+)
 
 
 @engine("torch")

@@ -71,10 +71,12 @@ def _head_dims(config: dict[str, Any], default: int) -> dict[str, int | None]:
 
 
 def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
-    """Windows of layers that config.json spells out; the loaded model tells the engine the rest."""
-    kinds, window = config.get("layer_types"), config.get("sliding_window")
-    if not isinstance(kinds, list) or "sliding_attention" not in kinds or not isinstance(window, int):
+    """Windows of layers, where config.json spells both out; the loaded model tells the engine the rest."""
+    kinds, window = config.get("layer_types"), _count(config, "sliding_window")
+    if not isinstance(kinds, list) or "sliding_attention" not in kinds or window is None:
         return ()
+    if len(kinds) != _count(config, "num_hidden_layers"):
+        raise ValueError(SHAPED, f"config.json has {len(kinds)} `layer_types`, which must be one a layer.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 

@@ -32,8 +32,9 @@ class Workload(ABC):
     references: ClassVar[tuple[str, ...]] = ()
     """Strategies this workload runs for comparison, whatever the cell's own: their code counts in the fingerprint."""
     packages: ClassVar[tuple[str, ...]] = ()
-    tells: ClassVar[frozenset[str]] = frozenset()
-    """Which notes on the tokens of its prompts it hands over, of those that only a workload can (`cache/notes.py`)."""
+    gives: ClassVar[frozenset[str]] = frozenset()
+    """What a strategy may require of a workload: notes on tokens (`cache/notes.py`), `whole_sequence` (a text is asked
+    for with its continuation, at once)."""
 
     def data(self) -> tuple[str, ...]:
         """Names in `config/data.yaml` of what must be fetched before this workload runs."""
@@ -49,10 +50,9 @@ class Workload(ABC):
 
     def check_strategy(self, strategy: Strategy) -> None:
         """Raise Unsupported for a strategy that this workload cannot be asked under; called when the plan is made."""
-        if untold := sorted(strategy.requires() & OF_WORKLOAD - self.tells):
+        if missing := sorted(strategy.requires() & (OF_WORKLOAD | {"whole_sequence"}) - self.gives):
             raise Unsupported(
-                f"workload {self.name} does not tell the {' and '.join(untold)} of its prompts, "
-                f"which '{strategy.name}' wants to know"
+                f"workload {self.name} does not give {' and '.join(missing)}, which '{strategy.name}' requires"
             )
 
     @abstractmethod

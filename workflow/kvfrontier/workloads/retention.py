@@ -64,7 +64,7 @@ class Retention(Workload):
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps", "logits", "kept_positions", "text"})
     references: ClassVar[tuple[str, ...]] = ("full",)
-    tells: ClassVar[frozenset[str]] = frozenset({"turns", "oracle_span"})
+    gives: ClassVar[frozenset[str]] = frozenset({"turns", "oracle_span"})
 
     context_tokens: Annotated[int, Field(ge=128, description="Tokens of the chat before the question, at most")] = 512
     depths: Annotated[tuple[Share, ...], Field(min_length=1, description="Where the fact is: 0 first turn, 1 last")] = (
