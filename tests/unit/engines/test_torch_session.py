@@ -124,7 +124,7 @@ def test_calls_out_of_order_are_refused(act, message):
     [
         ("mistral", {"sliding_window": 2}, "windows of 2 tokens"),
         ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
-        ("gemma3_text", {"head_dim": 16, "use_bidirectional_attention": True}, "both directions"),
+        ("gemma3_text", {"head_dim": 16, "sliding_window": 64, "use_bidirectional_attention": True}, "both directions"),
         ("gemma2", {"head_dim": 16, "layer_types": ["full_attention"] * 2}, "caps its attention logits"),
     ],
 )
