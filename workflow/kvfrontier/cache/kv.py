@@ -66,11 +66,6 @@ class KVCache:
     def _rotary(self) -> Any:
         return self._make_rotary()
 
-    @property
-    def slots(self) -> int:
-        """The largest number of slots in use in any layer."""
-        return max(layer.slots for layer in self.layers)
-
     def plan_capacity(self, tokens: int, decode_steps: int, entering: int = 0, chunk: int = 0) -> None:
         """Size the layers' next allocations for `tokens` read so far and so many decode steps after them.
 

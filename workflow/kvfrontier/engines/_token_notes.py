@@ -14,7 +14,7 @@ from kvfrontier.cache.notes import OF_ENGINE, OF_WORKLOAD, UNKNOWN, RowNotes
 from kvfrontier.errors import Unsupported
 
 SURPRISAL_CHUNK = 256
-"""Tokens that are read at once where surprisal is wanted: so many rows of logits over the vocabulary are held."""
+"""Tokens that are read at once where surprisal is wanted: of each row, so many logits over the vocabulary are held."""
 _SPACE = "\u0120\u010a\u2581 \n\t"  # how tokenizers write white space in front of a word
 _SPECIAL, _WORD, _OTHER = range(3)
 
@@ -30,7 +30,7 @@ class NoteTaker:
 
     def add(self, notes: RowNotes, tokens: Sequence[int], told: Mapping[str, Sequence[float]]) -> None:
         """Note a row's further tokens; told: what the workload says of them."""
-        ids = [int(token) for token in tokens]
+        ids = [int(token) for token in tokens] if self.wanted else []
         for kind in self.wanted & (OF_WORKLOAD | {"surprisal"}):
             said = list(told.get(kind, ())) or [UNKNOWN] * len(ids)
             if len(said) != len(ids):

@@ -167,7 +167,8 @@ class TorchSequences(Sequences):
         ids = torch.as_tensor(tokens, device=self.session.device).reshape(-1, 1)
         positions = torch.tensor(self.cache.seen_tokens, device=self.session.device)[:, None]
         self._reserve = max(0, self._reserve - 1)
-        self._note(ids.tolist())
+        if self._notes.wanted:  # reading ids waits for the device
+            self._note(ids.tolist())
         self.cache.begin(Call("decode", [1] * len(ids), positions, last=True))
         return self._forward(ids, positions, 1)[:, 0]
 
@@ -184,9 +185,8 @@ class TorchSequences(Sequences):
         return self.cache.bytes_by_metric()
 
     def _note(self, rows: Sequence[Sequence[int]], told: Sequence[Notes] = ()) -> None:
-        if self._notes.wanted:
-            for notes, row, said in zip(self.cache.notes, rows, told or [{}] * len(rows), strict=True):
-                self._notes.add(notes, row, said)
+        for notes, row, said in zip(self.cache.notes, rows, told or [{}] * len(rows), strict=True):
+            self._notes.add(notes, row, said)
 
     def _read(
         self, phase: str, rows: Sequence[Sequence[int]], all_logits: bool, notes: Sequence[Notes]
