@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -45,10 +45,9 @@ class KVCache:
         self.windows = tuple(windows)
         self._open = [layer_idx for layer_idx, window in enumerate(windows) if window is None]
         self._model_windows = {window: ModelWindow(window) for window in windows if window is not None}
-        self.layers = [
-            LayerCache() if window is not None else strategy.storage(self._open.index(layer_idx), len(self._open))
-            for layer_idx, window in enumerate(windows)
-        ]
+        count = len(self._open)
+        acted_on = iter([strategy.storage(place, count) for place in range(count)])
+        self.layers: list[LayerCache] = [next(acted_on) if window is None else LayerCache() for window in windows]
         self.seen_tokens: list[int] = []
         self.read_tokens: list[int] = []
         self.row_seeds: list[int] = []
@@ -197,7 +196,7 @@ class KVCache:
     def fork(self) -> KVCache:
         """An independent deep copy."""
         twin = copy(self)
-        twin.layers = [layer.fork() for layer in self.layers]
+        twin.layers = deepcopy(self.layers)  # together: what they share, the copies share
         twin.notes = [{kind: list(said) for kind, said in row.items()} for row in self.notes]
         twin.seen_tokens, twin.read_tokens = list(self.seen_tokens), list(self.read_tokens)
         return twin
