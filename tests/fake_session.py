@@ -52,11 +52,11 @@ class FakeSequences(Sequences):
     def __init__(self, session: FakeSession, strategy: Strategy):
         self.session, self.strategy, self.rows = session, strategy, []
 
-    def prefill(self, prompts, reserve_tokens=0):
+    def prefill(self, prompts, reserve_tokens=0, notes=()):
         self.rows = [_Row() for _ in prompts]
         return self.extend(prompts)
 
-    def extend(self, tokens, all_logits=False):
+    def extend(self, tokens, all_logits=False, notes=()):
         logits = [self._read(row, list(new)) for row, new in zip(self.rows, tokens, strict=True)]
         for row in self.rows:
             stay = set(self.session.keeps(self.strategy, len(row.tokens)))

@@ -139,11 +139,11 @@ def test_what_the_last_chunk_did_not_need_is_given_back():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_an_engine_without_such_chunks_refuses_when_the_plan_is_made(name):
-    strategy = STRATEGIES.get(name)()
+    strategy, spec = STRATEGIES.get(name)(), TorchSession(tiny_llama()).spec
     with pytest.raises(Unsupported, match="prefill in chunks"):
-        Simulator().check(strategy, TorchSession(tiny_llama()).spec)
+        Simulator().check(strategy, spec)
     for prefill in ("sdpa", "eager", "chunked"):
-        ENGINES.get("torch")(prefill=prefill).check(strategy, None)
+        ENGINES.get("torch")(prefill=prefill).check(strategy, spec)
 
 
 def test_mean_over_rows_takes_the_age_out_of_what_a_stream_keeps():

@@ -122,16 +122,23 @@ def test_calls_out_of_order_are_refused(act, message):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("mistral", {"sliding_window": 128}, "window of 128 tokens"),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "sliding_attention"),
-        ("gemma2", {"head_dim": 16}, "sliding_attention"),
-        ("gpt_oss", {"num_local_experts": 2, "layer_types": ["full_attention"] * 2}, "attention sinks"),
+        ("mistral", {"sliding_window": 2}, "windows of 2 tokens"),
+        ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ("gemma3_text", {"head_dim": 16, "sliding_window": 64, "use_bidirectional_attention": True}, "both directions"),
         ("gemma2", {"head_dim": 16, "layer_types": ["full_attention"] * 2}, "caps its attention logits"),
     ],
 )
 def test_models_the_cache_cannot_hold_are_refused(family, changes, message):
     with pytest.raises(Unsupported, match=message):
         TorchSession(tiny(family, **changes))
+
+
+def test_a_window_that_the_config_does_not_say_is_no_silent_mistake():
+    model = tiny("mistral", sliding_window=64)
+    session = TorchSession(model)
+    model.config.sliding_window = 32
+    with pytest.raises(Unsupported, match="window in layer 0"):
+        session.open(STRATEGIES.get("full")()).prefill(random_prompts([40]))
 
 
 @pytest.mark.parametrize("device", [Device("gpu", "cuda"), Device("cpu", "cpu", match="no such processor")])

@@ -108,6 +108,36 @@ def test_a_config_without_head_dim_means_hidden_over_heads(toys):
     assert (spec.head_dim, spec.kv_heads) == (16, 4)
 
 
+def test_windows_and_latent_attention_are_read_from_config_json(toys):
+    kinds = ["sliding_attention", "full_attention"]
+    windowed = write_model(toys.root / "windowed", CONFIG | {"layer_types": kinds, "sliding_window": 64})
+    assert model_folder.folder_spec("windowed", windowed).windows == (64, None)
+    plain = write_model(toys.root / "plain", CONFIG | {"layer_types": ["full_attention"] * 2, "sliding_window": 64})
+    assert model_folder.folder_spec("plain", plain).windows == ()
+    latent = {"kv_lora_rank": 8, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 10}
+    spec = model_folder.folder_spec("latent", write_model(toys.root / "latent", CONFIG | latent))
+    assert (spec.head_dim, spec.value_dim) == (16, 10)
+    wrong = write_model(toys.root / "wrong", CONFIG | {"layer_types": [*kinds, kinds[0]], "sliding_window": 64})
+    with pytest.raises(ValueError, match="one a layer"):
+        model_folder.folder_spec("wrong", wrong)
+
+
+def test_a_shape_may_say_its_windows(toys):
+    extra = "value_head_dim: 8, window_tokens: 32, full_layers: [1]}"
+    toys.write("models.yaml", f"plain: {{{SHAPE}}}\nwindowed: {{{SHAPE[:-1]}, {extra}}}\n")
+    models = load_models(toys.project)
+    spec = models["windowed"].spec
+    assert (spec.windows, spec.value_dim) == ((32, None), 8)
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * (16 + 8) * 2
+    assert spec.open_part().layers == 1 and spec.open_only(["a", "b"]) == ["b"]
+    assert spec.window_bytes(10, 2) == 10 * 2 * 24 * 2 and spec.window_bytes(99, 2) == 31 * 2 * 24 * 2
+    assert models["plain"].spec.open_part() == models["plain"].spec
+    for wrong in ("window_tokens: 2", "full_layers: [0]", "window_tokens: 9, full_layers: [2]"):
+        toys.write("models.yaml", f"windowed: {{{SHAPE[:-1]}, {wrong}}}}}\n")
+        with pytest.raises(ConfigError):
+            load_models(toys.project)
+
+
 def test_a_head_dim_that_cannot_be_known_is_a_mistake(toys):
     config = {key: value for key, value in CONFIG.items() if key != "head_dim"} | {"num_attention_heads": 5}
     assert "no multiple of 5 heads" in folder_problem(toys, write_model(toys.root / "odd", config))

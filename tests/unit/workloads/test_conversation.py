@@ -15,7 +15,7 @@ from kvfrontier.workloads._choice import contains_value, score_alternatives
 from kvfrontier.workloads._conversation import converse
 from kvfrontier.workloads._facts import ATTRIBUTES, PEOPLE, SMALL_TALK
 from packaged_model import packaged_model
-from toy_tokenizer import toy_tokenizer
+from toy_tokenizer import TEMPLATE, toy_tokenizer
 
 
 def talk(number=0, depth=0.0, seed=0, turns=8, alternatives=20, distractors=0):
@@ -169,3 +169,23 @@ def test_alternatives_with_different_first_tokens_cost_no_extension():
 )  # fmt: skip
 def test_a_value_counts_as_whole_word_before_any_distractor(answer, found):
     assert contains_value(answer, "Rex", ["Bella"]) is found
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["chat template", "transcript"])
+def test_notes_tell_the_opening_the_turns_and_the_fact(template):
+    system = "{{ 'Be kind.' }}"
+    tokenizer = toy_tokenizer(template and system + template)
+    conversation = talk(depth=0.5)
+    chat = encode(tokenizer, conversation, answer_prefix=True)
+    notes, words = chat.notes, lambda places: tokenizer.decode([chat.history[place] for place in places])
+    turns = notes["turns"]
+    assert words(at for at, turn in enumerate(turns) if turn == -1) == (
+        "Be kind.<|im_start|>user\n" if template else "User: "
+    )
+    for number in (0, 3, 7):
+        said = words(at for at, turn in enumerate(turns) if turn == number)
+        assert all(part in said for part in conversation.turns[number])
+    assert words(at for at, spelled in enumerate(notes["oracle_span"]) if spelled) == 2 * conversation.value
+    by_turn = list(chat.notes_by_turn())
+    assert [len(part["turns"]) for part in by_turn] == list(map(len, chat.turns))
+    assert [turn for part in by_turn for turn in part["turns"]] == turns

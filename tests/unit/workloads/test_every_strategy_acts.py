@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 from kvfrontier.engines._torch_session import TorchSession
+from kvfrontier.errors import Unsupported
 from kvfrontier.registry import STRATEGIES, WORKLOADS
 from tiny import tiny_llama
 from toy_tokenizer import VOCAB, toy_tokenizer
@@ -23,6 +24,11 @@ CASES = {
 def test_what_is_kept_is_what_the_formula_says(name, workload):
     made = STRATEGIES.get(name)
     strategy = made(budget=0.3) if any(field.name == "budget" for field in fields(made)) else made()
+    try:
+        WORKLOADS.get(workload)(**CASES[workload]).check_strategy(strategy)
+    except Unsupported as reason:
+        assert "does not give" in str(reason)
+        return
     session = TorchSession(tiny_llama(layers=3, vocab=VOCAB, max_positions=4096), toy_tokenizer())
     found = defaultdict(list)
     for measurement in WORKLOADS.get(workload)(**CASES[workload]).run(session, strategy, seed=0):

@@ -8,6 +8,7 @@ from statistics import mean
 import pytest
 from fake_session import BYTES_PER_TOKEN, FakeSession
 from kvfrontier.engines import ENGINES
+from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import KVFrontierError, Unsupported
 from kvfrontier.plan.device import Device
 from kvfrontier.plan.model import ModelSpec
@@ -131,6 +132,29 @@ def test_compressing_after_every_turn_stays_within_the_budget():
     found = measure(session(), RECENT, compress="every_turn")
     assert average(found, "fact_survival", "depth=0") == 0.0
     assert average(found, "achieved_budget", "") <= 0.51
+
+
+def real(strategy, **settings):
+    """Under the cache itself, not a session that acts it out."""
+    tested = TorchSession(tiny_llama(vocab=VOCAB, max_positions=4096), toy_tokenizer())
+    return measure(tested, strategy, conversations=1, controls=0, **settings)
+
+
+@pytest.mark.parametrize("compress", ["history", "every_turn"])
+def test_an_oracle_keeps_the_fact_wherever_it_is_within_the_same_budget(compress):
+    oracle = STRATEGIES.get("anchors")(policy="recent", protect=("oracle_span",), budget=0.3)
+    found = real(oracle, compress=compress)
+    assert average(found, "achieved_budget", "") == pytest.approx(0.3, abs=0.01)
+    assert all(average(found, "fact_survival", depth) == 1.0 for depth in ("depth=0", "depth=1"))
+    alone = real(STRATEGIES.get("recent")(budget=0.3), compress=compress)
+    assert average(alone, "fact_survival", "depth=0") == 0.0
+
+
+def test_early_turns_keep_what_the_first_turn_says():
+    early = STRATEGIES.get("anchors")(
+        policy="recent", protect=("early_turns",), early_turns=1, budget=0.6, anchor_share=0.5
+    )
+    assert average(real(early), "fact_survival", "depth=0") == 1.0
 
 
 @pytest.mark.model

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvfrontier.cache.scores import EACH_ROW, RowWeights, column_sums, matrix_sums
+from kvfrontier.cache.scores import EACH_ROW, RowWeights, column_sums, matrix_sums, row_lse
 
 Kernel = Literal["sdpa", "eager"]
 Scoring = Literal["lse", "two_pass", "eager"]
@@ -21,13 +21,18 @@ Scoring = Literal["lse", "two_pass", "eager"]
 
 def attend_block(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset: int, kernel: Kernel, scoring: Scoring | None,
-    row_weights: RowWeights = EACH_ROW,
+    row_weights: RowWeights = EACH_ROW, sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Causal attention of a block of queries and, with `scoring`, its weights' column sums `[batch, q_heads, n]`."""
+    """Causal attention of a block of queries and, with `scoring`, its weights' column sums `[batch, q_heads, n]`.
+
+    sinks: `[q_heads]`, a logit beside the keys' that takes weight and gives no value (GPT-OSS).
+    """
     if kernel == "eager":
-        weights = causal_weights(queries, keys, scale, offset)
+        weights = causal_weights(queries, keys, scale, offset, sinks)
         mass = None if scoring is None else matrix_sums(weights, row_weights)
         return _weighted_values(weights, values), mass
+    if sinks is not None:
+        return _attend_beside_sinks(queries, keys, values, scale, offset, scoring, row_weights, sinks)
     if scoring == "lse":
         out, lse = _attend_with_lse(queries, keys, values, scale, offset)
         return out, column_sums(queries, keys, scale, offset, lse, row_weights)
@@ -38,8 +43,9 @@ def attend_block(
 
 
 def attend_decode(
-    queries: Tensor, keys: Tensor, values: Tensor, scale: float, valid: Tensor | None, with_mass: bool
-) -> tuple[Tensor, Tensor | None]:
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, valid: Tensor | None, with_mass: bool,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of one query a row over all valid slots, and the weights `[batch, q_heads, n]` if wanted.
 
     valid: `[batch, kv_heads, n]`, None where all slots are. No causal mask: everything kept lies in the past.
@@ -48,25 +54,34 @@ def attend_decode(
     kv_heads, length = keys.shape[1], keys.shape[2]
     stacked = queries.reshape(batch, kv_heads, q_heads // kv_heads, -1)
     mask = None if valid is None else valid[:, :, None]
-    if not with_mass:
+    if not with_mass and sinks is None:
         mask = mask if mask is None else mask.expand(-1, -1, stacked.shape[2], -1)
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
         return out.reshape(batch, q_heads, 1, -1), None
     scores = _precise(stacked @ keys.transpose(2, 3)).mul_(scale)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1)
+    weights = weigh(scores, sinks if sinks is None else sinks.view(kv_heads, -1, 1))
     out = weights.to(values.dtype) @ values
-    return out.reshape(batch, q_heads, 1, -1), weights.view(batch, q_heads, length)
+    return out.reshape(batch, q_heads, 1, -1), weights.reshape(batch, q_heads, length) if with_mass else None
 
 
-def causal_weights(queries: Tensor, keys: Tensor, scale: float, offset: int) -> Tensor:
+def weigh(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the last axis; sinks: one more logit of each row, as wide as `scores[..., :1]` when expanded."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), -1).softmax(-1)[..., :-1]
+
+
+def causal_weights(queries: Tensor, keys: Tensor, scale: float, offset: int, sinks: Tensor | None = None) -> Tensor:
     """The softmax matrix itself, float32 (of a float64 model float64) `[batch, q_heads, m, n]`: O(m n) memory."""
     batch, q_heads, rows, _ = queries.shape
     kv_heads, length = keys.shape[1], keys.shape[2]
     stacked = queries.reshape(batch, kv_heads, -1, queries.shape[3])  # [batch, kv_heads, group * m, head_dim]
     scores = _precise(stacked @ keys.transpose(2, 3)).mul_(scale).view(batch, q_heads, rows, length)
-    return scores.masked_fill_(~causal_mask(rows, length, offset, keys.device), -torch.inf).softmax(-1)
+    scores.masked_fill_(~causal_mask(rows, length, offset, keys.device), -torch.inf)
+    return weigh(scores, sinks if sinks is None else sinks[:, None, None])
 
 
 def causal_mask(rows: int, length: int, offset: int, device: torch.device) -> Tensor:
@@ -92,6 +107,20 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset:
     stacked, mask = _stack_with_mask(queries, keys, offset)
     out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
     return out.reshape(*queries.shape[:3], -1)
+
+
+def _attend_beside_sinks(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset: int, scoring: Scoring | None,
+    row_weights: RowWeights, sinks: Tensor,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """As `attend_block`. A sink adds to a row's normaliser alone, so all of the row's weights shrink by one factor."""
+    out, lse = _attend_with_lse(queries, keys, values, scale, offset)
+    lse = row_lse(queries, keys, scale, offset) if lse is None else lse
+    with_sinks = torch.logaddexp(lse, sinks.to(lse.dtype)[:, None])
+    out = out * (lse - with_sinks).exp().to(out.dtype)[..., None]
+    if scoring == "eager":
+        return out, matrix_sums(causal_weights(queries, keys, scale, offset, sinks), row_weights)
+    return out, None if scoring is None else column_sums(queries, keys, scale, offset, with_sinks, row_weights)
 
 
 def _attend_with_lse(

@@ -1,25 +1,22 @@
-"""The KV cache of a batch under one strategy, and the attention function that transformers models call.
-
-The model gets `kv_cache=` as a forward keyword, which reaches the attention function; transformers' own cache classes
-are not used, and the model is not patched.
-"""
+"""The KV cache of a batch under one strategy: `interface.py` brings each layer's queries, keys and values here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
 from kvfrontier.cache.attention import attend_block, attend_decode
 from kvfrontier.cache.layer import LayerCache
+from kvfrontier.cache.notes import RowNotes
 from kvfrontier.cache.scores import RowWeights
 from kvfrontier.cache.view import LayerView, Phase
+from kvfrontier.cache.windowed import ModelWindow, attend_window
 from kvfrontier.metrics import (
     FETCHED_BYTES,
     KV_AUX_BYTES,
@@ -29,8 +26,6 @@ from kvfrontier.metrics import (
     KV_RESERVED_BYTES,
     STORED_BYTES,
 )
-
-ATTENTION = "kvfrontier"
 
 
 @dataclass
@@ -46,14 +41,25 @@ class Call:
 
 
 class KVCache:
-    """All layers of a batch. The strategy acts through its hooks; lists hold one number a row."""
+    """All layers of a batch. The strategy acts through its hooks; lists hold one number a row.
 
-    def __init__(self, strategy: Any, num_layers: int, kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any]):
+    windows: by layer, how many tokens a query sees there; None: all of them. To a strategy the model is its layers that
+    see all; the others hold their window in full precision.
+    """
+
+    def __init__(
+        self, strategy: Any, windows: Sequence[int | None], kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any]
+    ):
         self.strategy = strategy
-        self.layers: list[LayerCache] = strategy.storages(num_layers)
+        self.windows = tuple(windows)
+        self._open = [layer_idx for layer_idx, window in enumerate(windows) if window is None]
+        self._model_windows = {window: ModelWindow(window) for window in windows if window is not None}
+        acted_on = iter(strategy.storages(len(self._open)))
+        self.layers: list[LayerCache] = [next(acted_on) if window is None else LayerCache() for window in windows]
         self.seen_tokens: list[int] = []
         self.read_tokens: list[int] = []
         self.row_seeds: list[int] = []
+        self.notes: list[RowNotes] = []
         self.decoded_tokens = 0
         self.call: Call | None = None
         self._kernel = kernel
@@ -67,20 +73,23 @@ class KVCache:
     def _rotary(self) -> Any:
         return self._make_rotary()
 
-    @property
-    def slots(self) -> int:
-        """The largest number of slots in use in any layer."""
-        return max(layer.slots for layer in self.layers)
-
-    def plan_capacity(self, tokens: int, decode_steps: int, least: int = 0) -> None:
+    def plan_capacity(self, tokens: int, decode_steps: int, entering: int = 0, chunk: int = 0) -> None:
         """Size the layers' next allocations for `tokens` read so far and so many decode steps after them.
 
-        least: slots that are needed in any case, as for tokens that enter before the strategy evicts.
+        entering, chunk: until so many more have entered, in such chunks, with room for what comes before evictions.
         """
-        growth = self.strategy.peak_tokens(tokens, decode_steps) - self.strategy.kept_tokens(tokens)
-        kept = self.strategy.kept_by_layer(len(self.layers), tokens)
-        for layer, slots in zip(self.layers, kept, strict=True):
-            layer.target_capacity, layer.growth = max(slots + growth, least), growth
+        owners = [(self.strategy, self._open, self.strategy.chunk_tokens is not None)]
+        for window, model in self._model_windows.items():
+            owners.append((model, [index for index, own in enumerate(self.windows) if own == window], True))
+        for owner, layers, evicts_by_chunk in owners:
+            growth = owner.peak_tokens(tokens, decode_steps) - owner.kept_tokens(tokens)
+            held = max((self.layers[index].slots for index in layers), default=0)
+            least = held + entering if entering else 0
+            if evicts_by_chunk:
+                least = min(least, max(held, owner.kept_tokens(tokens)) + chunk)
+            for index, slots in zip(layers, owner.kept_by_layer(len(layers), tokens), strict=True):
+                layer = self.layers[index]
+                layer.target_capacity, layer.growth = max(slots + growth, least), growth
 
     def begin(self, call: Call) -> None:
         """Announce a forward call: its tokens count as seen from here on."""
@@ -92,8 +101,13 @@ class KVCache:
             self.read_tokens = [read + new for read, new in zip(self.read_tokens, call.lengths, strict=True)]
             self.decoded_tokens = 0
 
-    def attend(self, layer_idx: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Store the new keys and values, attend, let the strategy act; output `[batch, q_heads, new, head_dim]`."""
+    def attend(
+        self, layer_idx: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Store the new keys and values, attend, let the strategy act; output `[batch, q_heads, new, value_dim]`.
+
+        sinks: `[q_heads]`, logits beside the keys' in every softmax.
+        """
         call, layer = self.call, self.layers[layer_idx]
         before = layer.counts.clone()
         if call.monolithic:
@@ -101,20 +115,43 @@ class KVCache:
             before = torch.zeros_like(layer.counts)
         else:
             layer.append(keys, values, call.positions, call.lengths)
-        if layer_idx + 1 < len(self.layers):
-            self.layers[layer_idx + 1].prefetch()
+        if (window := self.windows[layer_idx]) is not None:
+            return self._attend_window(layer, window, queries, scale, sinks)
+        place = self._open.index(layer_idx)
+        if place + 1 < len(self._open):
+            self.layers[self._open[place + 1]].prefetch()
         view = LayerView(
-            layer_idx, len(self.layers), layer, queries, scale, call.phase, call.lengths, self.seen_tokens,
-            self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared,
+            place, len(self._open), layer, queries, scale, call.phase, call.lengths,
+            self.seen_tokens, self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared,
+            self.notes, sinks,
         )  # fmt: skip
         self.strategy.before_attention(view)
         if call.phase == "decode":
-            out, mass = attend_decode(queries, *layer.used(), scale, layer.valid(), self._decode_mass)
+            out, mass = attend_decode(queries, *layer.used(), scale, layer.valid(), self._decode_mass, sinks)
             if mass is not None and self._delay:
                 mass = mass.masked_fill(self._first_rows(layer).repeat_interleave(_group(queries, keys), 1) > 0, 0)
         else:
-            out, mass = self._attend_new(layer, queries, scale, before)
+            out, mass = self._attend_new(layer, queries, scale, before, sinks)
+        view.output = out
         self._act(view, mass)
+        return view.output
+
+    def _attend_window(
+        self, layer: LayerCache, window: int, queries: Tensor, scale: float, sinks: Tensor | None
+    ) -> Tensor:
+        """A layer of the model's own: its queries see their window, and what has left it goes."""
+        call = self.call
+        if call.phase == "decode":
+            out, _ = attend_decode(queries, *layer.used(), scale, layer.valid(), False, sinks)
+        else:
+            alone = self.strategy.isolated_chunks and call.phase == "prefill"
+            out = attend_window(
+                queries, *layer.used(), scale, call.positions, layer.used_positions(), window, sinks,
+                call.positions[:, :1] if alone else None, call.monolithic,
+            )  # fmt: skip
+        self._model_windows[window].trim(layer)
+        if call.last:
+            layer.settle(shrink=call.phase != "decode")
         return out
 
     def _act(self, view: LayerView, mass: Tensor | None) -> None:
@@ -135,7 +172,7 @@ class KVCache:
         return self._rotary(keys, by_positions)
 
     def _attend_new(
-        self, layer: LayerCache, queries: Tensor, scale: float, before: Tensor
+        self, layer: LayerCache, queries: Tensor, scale: float, before: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Several new queries a row over the stored slots and, causally, the new ones."""
         keys, values = layer.used()
@@ -144,7 +181,9 @@ class KVCache:
         weights = RowWeights(self._decay, self._first_rows(layer) if self._scoring and self._delay else None)
         alone = self.strategy.isolated_chunks and self.call.phase == "prefill" and bool(before.any())
         if layer.uniform and not alone and bool((before == before[0, 0]).all()):
-            return attend_block(queries, keys, values, scale, int(before[0, 0]), self._kernel, self._scoring, weights)
+            return attend_block(
+                queries, keys, values, scale, int(before[0, 0]), self._kernel, self._scoring, weights, sinks
+            )
         out = queries.new_zeros(*queries.shape[:3], values.shape[3])
         mass = None
         if self._scoring is not None:
@@ -156,6 +195,7 @@ class KVCache:
             part, part_mass = attend_block(
                 queries[rows, q_heads, :new], keys[rows, heads, seen], values[rows, heads, seen],
                 scale, start - seen.start, self._kernel, self._scoring, weights.of(rows, heads, seen),
+                None if sinks is None else sinks[q_heads],
             )  # fmt: skip
             out[rows, q_heads, :new] = part
             if mass is not None:
@@ -168,12 +208,11 @@ class KVCache:
 
     def fork(self) -> KVCache:
         """An independent deep copy."""
-        copy = KVCache(self.strategy, 0, self._kernel, self._make_rotary)
-        copy.layers = deepcopy(self.layers)  # together: what they share, the copies share
-        copy.seen_tokens, copy.read_tokens = list(self.seen_tokens), list(self.read_tokens)
-        copy.row_seeds = list(self.row_seeds)
-        copy.decoded_tokens = self.decoded_tokens
-        return copy
+        twin = copy(self)
+        twin.layers = deepcopy(self.layers)  # together: what they share, the copies share
+        twin.notes = [{kind: list(said) for kind, said in row.items()} for row in self.notes]
+        twin.seen_tokens, twin.read_tokens = list(self.seen_tokens), list(self.read_tokens)
+        return twin
 
     def bytes_by_metric(self) -> dict[str, int]:
         """Exact tensor bytes by metric name; a file's where there is one."""
@@ -217,23 +256,3 @@ def _blocks(before: Tensor, lengths: Sequence[int]) -> Iterator[tuple[slice, sli
             yield slice(row, row + 1), slice(0, len(counts)), counts[0], new
         else:
             yield from ((slice(row, row + 1), slice(h, h + 1), count, new) for h, count in enumerate(counts))
-
-
-def kv_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    kv_cache: KVCache | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The function transformers calls in place of its own attention; output `[batch, new, q_heads, head_dim]`."""
-    if kv_cache is None:
-        raise RuntimeError("this model belongs to a kvfrontier session; close the session before calling the model")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return kv_cache.attend(module.layer_idx, query, key, value, scale).transpose(1, 2), None
-
-
-AttentionInterface.register(ATTENTION, kv_attention)

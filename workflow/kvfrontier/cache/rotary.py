@@ -33,7 +33,9 @@ class Rotary:
         embedding = next((module for module in model.modules() if hasattr(module, "inv_freq")), None)
         kind = type(model).__name__
         if embedding is None:
-            raise Unsupported(f"rolled positions need rotary embeddings; {kind} has none")
+            raise Unsupported(f"rolled positions need one rotary embedding; {kind} has none, or one a kind of layer")
+        if getattr(model.config.get_text_config(), "qk_rope_head_dim", None) is not None:
+            raise Unsupported(f"rolled positions need keys that are rotated from their first element; {kind}'s are not")
         if getattr(embedding, "rope_type", "default") not in _FIXED:
             raise Unsupported(f"rolled positions need fixed rotary frequencies; {kind} uses '{embedding.rope_type}'")
         rotary = cls(embedding.inv_freq)

@@ -79,6 +79,13 @@ def column_sums(
     return sums.view(batch, q_heads, length)
 
 
+def row_lse(queries: Tensor, keys: Tensor, scale: float, offset: int) -> Tensor:
+    """Log-sum-exp of every query's scaled, causal scores `[batch, q_heads, m]` (float32), where no kernel gives it."""
+    batch, q_heads, rows, _ = queries.shape
+    stacked = queries.reshape(batch * keys.shape[1], q_heads // keys.shape[1], rows, -1)
+    return _Tiles(stacked, keys.flatten(0, 1), scale, offset).row_lse().view(batch, q_heads, rows)
+
+
 class _Tiles:
     """Score tiles of some KV heads: queries `[heads, group, m, head_dim]` against keys `[heads, n, head_dim]`."""
 

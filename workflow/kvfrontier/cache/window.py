@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvfrontier.cache.attention import weigh
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.view import LayerView
 
@@ -64,7 +65,9 @@ def window_weights(view: LayerView, rows: Sequence[int]) -> Tensor:
             scores = scores.view(step, group, taken, slots)
             at = positions[row, heads, None, :slots]  # [heads, 1, slots]
             scores.masked_fill_(((at < 0) | (at > asked))[:, None], -torch.inf)
-            weights[row, first * group : (first + step) * group, :slots] = scores.softmax(-1).mean(2).flatten(0, 1)
+            q_heads = slice(first * group, (first + step) * group)
+            sinks = None if view.sinks is None else view.sinks[q_heads].view(step, group, 1, 1)
+            weights[row, q_heads, :slots] = weigh(scores, sinks).mean(2).flatten(0, 1)
     return weights
 
 

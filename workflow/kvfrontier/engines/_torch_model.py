@@ -5,40 +5,33 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from kvfrontier.errors import Unsupported
+from kvfrontier.models.config_shape import shape_of, windows_of
 from kvfrontier.plan.model import ModelSpec
+
+NARROWEST = 3
+"""Tokens of a window: with fewer, nothing or a single token is held, and a budget of 1 means everything."""
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a model whose attention the cache cannot hold: windows, sinks, own attention code."""
+    """Raise Unsupported for a model whose attention the cache cannot hold: other kinds, capped logits, own code."""
     config = model.config.get_text_config()
     kind = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
         raise Unsupported(f"{kind} does not take its attention from transformers' AttentionInterface")
     layer_types = getattr(config, "layer_types", None)
-    others = sorted(set(layer_types or ()) - {"full_attention"})
+    others = sorted(set(layer_types or ()) - {"full_attention", "sliding_attention"})
     if others:
-        raise Unsupported(f"{kind} has layers of type {', '.join(others)}; the cache holds full attention only")
-    window = getattr(config, "sliding_window", None)
-    if layer_types is None and window is not None and getattr(config, "use_sliding_window", True):
-        raise Unsupported(f"{kind} attends to a window of {window} tokens; the cache holds full attention only")
+        raise Unsupported(f"{kind} has layers of type {', '.join(others)}; the cache holds full and sliding attention")
+    narrow = [window for window in windows_of(config) if window is not None and window < NARROWEST]
+    if narrow:
+        raise Unsupported(f"{kind} attends to windows of {narrow[0]} tokens; {NARROWEST} are the fewest that work here")
+    if getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True):
+        raise Unsupported(f"{kind} attends in both directions; a cache holds the past alone")
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise Unsupported(f"{kind} caps its attention logits, which the attention kernels here do not")
-    if any(hasattr(module, "sinks") for module in model.modules()):
-        raise Unsupported(f"{kind} has learnt attention sinks, which the attention kernels here do not know")
 
 
 def spec_of(model: PreTrainedModel, name: str) -> ModelSpec:
     """The shape of a loaded model."""
     config = model.config.get_text_config()
-    q_heads = config.num_attention_heads
-    return ModelSpec(
-        name=name,
-        layers=config.num_hidden_layers,
-        q_heads=q_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or q_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // q_heads,
-        hidden=config.hidden_size,
-        vocab=config.vocab_size,
-        max_positions=getattr(config, "max_position_embeddings", None),
-        parameters=model.num_parameters(),
-    )
+    return ModelSpec(name=name, **shape_of(config), windows=windows_of(config), parameters=model.num_parameters())

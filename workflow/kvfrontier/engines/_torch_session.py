@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvfrontier.cache.kv import ATTENTION, Call, KVCache
+from kvfrontier.cache.interface import ATTENTION
+from kvfrontier.cache.kv import Call, KVCache
+from kvfrontier.cache.notes import OF_WORKLOAD
 from kvfrontier.cache.rotary import Rotary
 from kvfrontier.engines._memory import MemoryLimit, PeakMemory
+from kvfrontier.engines._token_notes import SURPRISAL_CHUNK, NoteTaker, note_surprisal, reading_spans
 from kvfrontier.engines._torch_model import check_model, spec_of
-from kvfrontier.engines.base import Generation, Sequences, Session
+from kvfrontier.engines.base import Generation, Notes, Sequences, Session, require_open_layers
+from kvfrontier.errors import Unsupported
 from kvfrontier.strategies.base import Strategy
 
 Prefill = Literal["sdpa", "eager", "chunked"]
@@ -46,6 +50,7 @@ class TorchSession(Session):
 
     def open(self, strategy: Strategy) -> TorchSequences:
         """An empty batch under `strategy`; raises Unsupported where the model cannot do what the strategy requires."""
+        require_open_layers(strategy, self.spec)
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
         self._limit.renew()
@@ -106,10 +111,13 @@ class TorchSession(Session):
     def _memory(
         self, phase: str, sequences: TorchSequences, prompts: Sequence[Sequence[int]], steps: int, peak: PeakMemory
     ) -> list[tuple[str, str, float]]:
-        strategy, element = sequences.cache.strategy, self.model.dtype.itemsize
+        element, whole = self.model.dtype.itemsize, self.spec.open_part()
         tensors = sequences.bytes_by_metric()
-        tensors["kv_formula_bytes"] = sum(strategy.kv_bytes(self.spec, element, len(row), steps) for row in prompts)
-        tensors["kv_full_bytes"] = sum(len(row) + steps for row in prompts) * self.spec.kv_bytes_per_token(element)
+        in_windows = sum(self.spec.window_bytes(len(row) + steps, element) for row in prompts)
+        by_formula = (sequences.cache.strategy.kv_bytes(whole, element, len(row), steps) for row in prompts)
+        tensors["kv_formula_bytes"] = in_windows + sum(by_formula)
+        all_tokens = sum(len(row) + steps for row in prompts)
+        tensors["kv_full_bytes"] = in_windows + all_tokens * whole.kv_bytes_per_token(element)
         return [(metric, phase, float(size)) for metric, size in tensors.items()] + peak.readings(phase)
 
 
@@ -120,7 +128,9 @@ class TorchSequences(Sequences):
         self.session = session
         self._reserve = reserve  # decode steps or tokens still to come
         kernel = "eager" if session.prefill == "eager" else "sdpa"
-        self.cache = cache or KVCache(strategy, session.spec.layers, kernel, lambda: Rotary.of(session.model))
+        windows = session.spec.windows or [None] * session.spec.layers
+        self.cache = cache or KVCache(strategy, windows, kernel, lambda: Rotary.of(session.model))
+        self._notes = NoteTaker(session.tokenizer, strategy.requires(), session.memo.setdefault("pieces", {}))
 
     @property
     def seen_tokens(self) -> list[int]:
@@ -128,22 +138,43 @@ class TorchSequences(Sequences):
         return list(self.cache.seen_tokens)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0, notes: Sequence[Notes] = ()) -> Tensor:
         """Read the prompts; logits `[batch, vocab]` after each row's last token."""
+        self._start(prompts, notes)
+        self._reserve = reserve_tokens
+        return self._read("prefill", prompts, False, notes)
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Sequence[int]], last: int) -> Tensor:
+        """Read whole rows of one length at once; logits `[batch, last, vocab]` of their last tokens."""
+        self._start(rows, ())
+        ids = torch.as_tensor(rows, device=self.session.device)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+        self.cache.plan_capacity(ids.shape[1], 1, ids.shape[1], ids.shape[1])
+        self.cache.begin(Call("prefill", [ids.shape[1]] * len(ids), positions, last=True, monolithic=True))
+        return self._forward(ids, positions, last)
+
+    def _start(self, prompts: Sequence[Sequence[int]], notes: Sequence[Notes]) -> None:
         if self.cache.seen_tokens:
             raise ValueError("prefill starts a batch; a batch that has read tokens is extended")
         self.cache.seen_tokens, self.cache.read_tokens = [0] * len(prompts), [0] * len(prompts)
         self.cache.row_seeds = [crc32(torch.as_tensor(row, dtype=torch.long).cpu().numpy()) for row in prompts]
-        self._reserve = reserve_tokens
-        return self._read("prefill", prompts, all_logits=False)
+        self.cache.notes = [{} for _ in prompts]
+        untold = sorted(
+            kind for kind in self._notes.wanted & OF_WORKLOAD if any(kind not in row for row in notes or [{}])
+        )
+        if untold:
+            raise Unsupported(f"nobody tells the {' and '.join(untold)} of these prompts")
 
     @torch.no_grad()
-    def extend(self, tokens: Sequence[Sequence[int]], all_logits: bool = False) -> Tensor | list[Tensor]:
+    def extend(
+        self, tokens: Sequence[Sequence[int]], all_logits: bool = False, notes: Sequence[Notes] = ()
+    ) -> Tensor | list[Tensor]:
         """Append several tokens a row and compress again; logits `[batch, vocab]`, or one `[tokens, vocab]` a row."""
         if not self.cache.seen_tokens:
             raise ValueError("extend continues a batch; an empty one is prefilled")
         self._reserve = max(0, self._reserve - max(len(row) for row in tokens))
-        return self._read("extend", tokens, all_logits)
+        return self._read("extend", tokens, all_logits, notes)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor | Sequence[int]) -> Tensor:
@@ -151,6 +182,8 @@ class TorchSequences(Sequences):
         ids = torch.as_tensor(tokens, device=self.session.device).reshape(-1, 1)
         positions = torch.tensor(self.cache.seen_tokens, device=self.session.device)[:, None]
         self._reserve = max(0, self._reserve - 1)
+        if self._notes.wanted:  # reading ids waits for the device
+            self._note(ids.tolist())
         self.cache.begin(Call("decode", [1] * len(ids), positions, last=True))
         return self._forward(ids, positions, 1)[:, 0]
 
@@ -166,7 +199,13 @@ class TorchSequences(Sequences):
         """Exact tensor bytes now."""
         return self.cache.bytes_by_metric()
 
-    def _read(self, phase: str, rows: Sequence[Sequence[int]], all_logits: bool) -> Tensor | list[Tensor]:
+    def _note(self, rows: Sequence[Sequence[int]], told: Sequence[Notes] = ()) -> None:
+        for notes, row, said in zip(self.cache.notes, rows, told or [{}] * len(rows), strict=True):
+            self._notes.add(notes, row, said)
+
+    def _read(
+        self, phase: str, rows: Sequence[Sequence[int]], all_logits: bool, notes: Sequence[Notes]
+    ) -> Tensor | list[Tensor]:
         lengths = [len(row) for row in rows]
         if len(rows) != len(self.cache.seen_tokens) or min(lengths) == 0:
             raise ValueError(f"expected {len(self.cache.seen_tokens)} non-empty rows, got lengths {lengths}")
@@ -175,38 +214,40 @@ class TorchSequences(Sequences):
         for index, row in enumerate(rows):
             ids[index, : len(row)] = torch.as_tensor(row)
         ids = ids.to(self.session.device)
-        first = torch.tensor(self.cache.seen_tokens, device=ids.device)[:, None]
+        before = list(self.cache.seen_tokens)
+        first = torch.tensor(before, device=ids.device)[:, None]
         chunk = self._chunk_tokens(longest)
         final_seen = max(seen + length for seen, length in zip(self.cache.seen_tokens, lengths, strict=True))
         steps = max(1, self._reserve)
-        self.cache.plan_capacity(final_seen, steps, least=self._slots_while_reading(longest, final_seen))
+        self.cache.plan_capacity(final_seen, steps, longest, chunk)
+        self._note(rows, notes)
+        surprised = "surprisal" in self._notes.wanted
         parts = []
-        for start in range(0, longest, chunk):
-            positions = first + torch.arange(start, min(start + chunk, longest), device=ids.device)
-            new = [min(max(length - start, 0), positions.shape[1]) for length in lengths]
-            last = start + chunk >= longest
+        for start, end in (spans := reading_spans(longest, chunk, surprised)):
+            positions = first + torch.arange(start, end, device=ids.device)
+            new = [min(max(length - start, 0), end - start) for length in lengths]
+            last = end == longest
             if last:
                 self.cache.plan_capacity(final_seen, steps)
-            self.cache.begin(Call(phase, new, positions, last, monolithic=phase == "prefill" and chunk >= longest))
-            keep = 0 if all_logits else torch.tensor([[max(count - 1, 0)] for count in new], device=ids.device)
-            parts.append(self._forward(ids[:, start : start + chunk], positions, keep))
+            self.cache.begin(Call(phase, new, positions, last, monolithic=phase == "prefill" and len(spans) == 1))
+            keep = torch.tensor([[max(count - 1, 0)] for count in new], device=ids.device)
+            logits = self._forward(ids[:, start:end], positions, 0 if all_logits or surprised else keep)
+            if surprised:
+                note_surprisal(self.cache.notes, logits, ids, before, lengths, start)
+                logits = logits if all_logits else logits.gather(1, keep[..., None].expand(-1, -1, logits.shape[2]))
+            parts.append(logits)
         if all_logits:
             joined = torch.cat(parts, 1)
             return [joined[row, :length] for row, length in enumerate(lengths)]
-        ends = [(length - 1) // chunk for length in lengths]
+        ends = [next(place for place, (_, end) in enumerate(spans) if length <= end) for length in lengths]
         return torch.stack([parts[end][row, 0] for row, end in enumerate(ends)])
 
     def _chunk_tokens(self, longest: int) -> int:
         """Tokens a call reads: the strategy's chunks are part of what it is, the engine's are not."""
-        own = self.cache.strategy.chunk_tokens
-        return own or (self.session.chunk_tokens if self.session.prefill == "chunked" else longest)
-
-    def _slots_while_reading(self, longest: int, final_seen: int) -> int:
-        """All that is read, or what a strategy keeps after a chunk and the next chunk."""
-        strategy, held = self.cache.strategy, self.cache.slots
-        if strategy.chunk_tokens is None:
-            return held + longest
-        return min(held + longest, max(held, strategy.kept_tokens(final_seen)) + strategy.chunk_tokens)
+        chunk = self.session.chunk_tokens if self.session.prefill == "chunked" else longest
+        if "surprisal" in self._notes.wanted:
+            chunk = min(chunk, SURPRISAL_CHUNK)
+        return self.cache.strategy.chunk_tokens or chunk
 
     def _forward(self, ids: Tensor, positions: Tensor, logits_to_keep: int | Tensor) -> Tensor:
         out = self.session.model(

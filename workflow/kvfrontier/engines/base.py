@@ -7,10 +7,11 @@ Three levels: an `Engine` is configuration (validated when the plan is made, no 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import settings
 
 if TYPE_CHECKING:
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from kvfrontier.strategies.base import Strategy
 
 PHASES = ("prefill", "decode")
+Notes = Mapping[str, Sequence[float]]
+"""What a workload tells of one row's tokens, one number each, by kind: see `cache/notes.py`."""
+
+
+def require_open_layers(strategy: Strategy, spec: ModelSpec) -> None:
+    """Raise Unsupported where windows of the model's own leave the strategy no layer to act on."""
+    if strategy.acts and spec.windows and None not in spec.windows:
+        raise Unsupported(
+            f"every layer of {spec.name} attends to a window of {max(spec.windows)} tokens and holds no more: "
+            f"nothing is left for '{strategy.name}' to act on"
+        )
 
 
 @dataclass
@@ -42,14 +54,20 @@ class Sequences(ABC):
     """A batch of token sequences over one KV cache managed by one strategy. Rows may differ in length."""
 
     @abstractmethod
-    def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], reserve_tokens: int = 0, notes: Sequence[Notes] = ()) -> Tensor:
         """Read the prompts, compress as the strategy says; logits [batch, vocab] after each row's last token.
 
         reserve_tokens: how many tokens will be decoded or extended later (sizes the cache; growing is allowed, slow).
         """
 
+    def score(self, rows: Sequence[Sequence[int]], last: int) -> Tensor:
+        """Start a batch by reading rows of one length at once; logits [batch, last, vocab] after their last tokens."""
+        raise Unsupported(f"{type(self).__name__} does not read a text and its continuation at once")
+
     @abstractmethod
-    def extend(self, tokens: Sequence[Sequence[int]], all_logits: bool = False) -> Tensor | list[Tensor]:
+    def extend(
+        self, tokens: Sequence[Sequence[int]], all_logits: bool = False, notes: Sequence[Notes] = ()
+    ) -> Tensor | list[Tensor]:
         """Append several tokens a row (next chat turn, a question) and compress again.
 
         Logits [batch, vocab] after the last token, or with `all_logits` one [tokens, vocab] tensor a row.

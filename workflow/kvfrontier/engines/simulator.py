@@ -109,6 +109,8 @@ class Simulator(Engine):
             raise Unsupported(f"the simulator has no formula for a prefill in chunks, which '{strategy.name}' requires")
         if "transfers" in strategy.requires():
             raise Unsupported(f"the simulator has no formula for copies between memories, as '{strategy.name}' makes")
+        if spec.windows:
+            raise Unsupported(f"the simulator has no formula for layers with a sliding window, which {spec.name} has")
         unknown = [name for name in SPEC_FIELDS if getattr(spec, name) is None]
         if unknown:
             raise Unsupported(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from kvfrontier.cache.notes import OF_ENGINE, OF_WORKLOAD
 from kvfrontier.engines import engine
-from kvfrontier.engines.base import Engine
+from kvfrontier.engines.base import Engine, require_open_layers
 from kvfrontier.errors import DeviceMismatch, Unsupported
 from kvfrontier.parameters import PositiveInt
 
@@ -20,12 +21,19 @@ if TYPE_CHECKING:
     from kvfrontier.strategies.base import Strategy
 
 _OFFERS = frozenset({"steps", "logits", "kept_positions", "text"})
-_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation", "transfers"})
+_DELIVERS = (
+    OF_ENGINE | OF_WORKLOAD | {"attention_mass", "chunks", "decode_mass", "rotation", "transfers", "whole_sequence"}
+)
 
 
 @engine("torch")
 class Torch(Engine):
-    """transformers models with full attention through the AttentionInterface; every strategy at every step."""
+    """transformers models whose attention goes through the AttentionInterface; every strategy at every step.
+
+    Layers with a sliding window are the model's own: they hold their window in full precision, and a strategy acts on
+    the others. Attention sinks (GPT-OSS) take part in every softmax, those of scores too. Multi-head latent attention
+    (DeepSeek) is held as transformers expands it: a key and a value for each head, not the latent.
+    """
 
     packages = ("torch", "transformers")
 
@@ -56,6 +64,7 @@ class Torch(Engine):
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         """Raise Unsupported where a strategy requires what this engine does not deliver."""
+        require_open_layers(strategy, spec)
         missing = sorted(strategy.requires() - _DELIVERS)
         if missing:
             raise Unsupported(f"engine 'torch' does not deliver {', '.join(missing)}, which '{strategy.name}' requires")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvfrontier.errors import KVFrontierError, Unavailable
+from kvfrontier.models.config_shape import shape_of
 from kvfrontier.models.vetted import Loading, require_all_weights
 from kvfrontier.plan.cell import content_hash
 from kvfrontier.plan.names import bounded, encode_name
@@ -109,16 +110,7 @@ def _edit_json(path: Path, edit: Any) -> None:
 
 def verify_shape(config: Any, spec: ModelSpec) -> None:
     """Raise KVFrontierError where a loaded model's config differs from the shape that config/models.yaml states."""
-    q_heads = config.num_attention_heads
-    found = {
-        "layers": config.num_hidden_layers,
-        "q_heads": q_heads,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or q_heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // q_heads,
-        "hidden": config.hidden_size,
-        "vocab": config.vocab_size,
-        "max_positions": config.max_position_embeddings,
-    }
+    found = shape_of(config)
     stated = {key: getattr(spec, key) for key in found}
     wrong = [f"{key} is {found[key]}, stated {stated[key]}" for key in found if stated[key] not in (None, found[key])]
     if wrong:

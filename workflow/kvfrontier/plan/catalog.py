@@ -61,7 +61,7 @@ class Models(Mapping[str, Model]):
         return self._entries[name].model_dump(exclude_defaults=True)
 
     def _read(self, name: str, entry: ModelShape) -> Model:
-        spec = ModelSpec(name, **entry.shape.model_dump()) if entry.shape else ModelSpec(name)
+        spec = ModelSpec(name, **entry.shape.spec_fields()) if entry.shape else ModelSpec(name)
         common = {"trust_remote_code": entry.trust_remote_code}
         if entry.wheel:
             source = {"source": "wheel", "location": entry.wheel, "sha256": entry.sha256, "member": entry.member}
@@ -81,7 +81,7 @@ class Models(Mapping[str, Model]):
                 problem = self._document.problem(f"{name}.folder", entry.folder, "a folder that can be read", hint)
                 raise ConfigError([problem]) from None
             return Model(spec, source="folder", location=str(path.resolve()), identity=identity, **common)
-        return Model(spec, source="none", identity=content_hash(entry.shape.model_dump()))
+        return Model(spec, source="none", identity=content_hash(entry.shape.spec_fields()))
 
 
 def load_models(project: Project) -> Models:

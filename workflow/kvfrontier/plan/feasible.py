@@ -41,6 +41,7 @@ class Feasibility:
         questions: tuple[tuple[Option, tuple, Callable[[], None]], ...] = (
             (workload, (id(workload), model), lambda: workload.plugin.check(spec)),
             (workload, (id(workload), id(engine)), lambda: _check_needs(engine.plugin, workload.plugin)),
+            (strategy, ("told", id(workload), id(strategy)), lambda: workload.plugin.check_strategy(strategy.plugin)),
             (strategy, (id(strategy), model), lambda: strategy.plugin.check(spec)),
             (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
         )

@@ -53,11 +53,31 @@ def folder_spec(name: str, folder: Path) -> ModelSpec:
         layers=_count(config, "num_hidden_layers"),
         q_heads=q_heads,
         kv_heads=kv_heads,
-        head_dim=_count(config, "head_dim", hidden // q_heads),
+        **_head_dims(config, hidden // q_heads),
         hidden=hidden,
         vocab=_count(config, "vocab_size"),
         max_positions=_count(config, "max_position_embeddings"),
+        windows=_windows(config),
     )
+
+
+def _head_dims(config: dict[str, Any], default: int) -> dict[str, int | None]:
+    """Of keys and values; multi-head latent attention reaches a cache expanded, a key in two parts."""
+    if config.get("kv_lora_rank") is None:
+        return {"head_dim": _count(config, "head_dim", default)}
+    parts = [_count(config, f"qk_{part}_head_dim", 0) for part in ("nope", "rope")]
+    value = _count(config, "v_head_dim")
+    return {"head_dim": sum(parts) or default, "value_head_dim": None if value == sum(parts) else value}
+
+
+def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
+    """Windows of layers, where config.json spells both out; the loaded model tells the engine the rest."""
+    kinds, window = config.get("layer_types"), _count(config, "sliding_window")
+    if not isinstance(kinds, list) or "sliding_attention" not in kinds or window is None:
+        return ()
+    if len(kinds) != _count(config, "num_hidden_layers"):
+        raise ValueError(SHAPED, f"config.json has {len(kinds)} `layer_types`, which must be one a layer.")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _count(config: dict[str, Any], key: str, default: int | None = None) -> int | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shape of a decoder model. None: not known before it is loaded (a hub id that was never fetched)."""
+    """Shape of a decoder model. None: not known before it is loaded (a hub id that was never fetched).
+
+    windows: by layer, how many tokens a query sees there, itself included; None: all. Empty: all layers see all.
+    A windowed layer is the model's own: it holds its window, and a strategy acts on the open layers alone.
+    """
 
     name: str
     layers: int | None = None
@@ -19,10 +26,34 @@ class ModelSpec:
     vocab: int | None = None
     max_positions: int | None = None
     parameters: int | None = None
+    value_head_dim: int | None = None  # None: as head_dim
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def value_dim(self) -> int:
+        """head_dim of the values."""
+        return self.value_head_dim or self.head_dim
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
-        """Keys and values of one token over all layers: 2 x layers x kv_heads x head_dim x bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_element
+        """Keys and values of one token over all layers: layers x kv_heads x (head_dim + value_dim) x bytes."""
+        return self.layers * self.kv_heads * (self.head_dim + self.value_dim) * bytes_per_element
+
+    def open_part(self) -> ModelSpec:
+        """The model of the layers that see all tokens: what a strategy's formulas are asked about."""
+        return replace(self, layers=self.windows.count(None), windows=()) if self.windows else self
+
+    def open_only(self, by_layer: Sequence[T]) -> list[T]:
+        """Of one value a layer, those of the layers that see all tokens."""
+        windows = self.windows or [None] * len(by_layer)
+        return [value for value, window in zip(by_layer, windows, strict=True) if window is None]
+
+    def held_in_windows(self, tokens: int) -> int:
+        """Tokens held after `tokens`, summed over the windowed layers: the next query sees one less than a window."""
+        return sum(min(tokens, window - 1) for window in self.windows if window is not None)
+
+    def window_bytes(self, tokens: int, bytes_per_element: int) -> int:
+        """Keys and values that the windowed layers hold after `tokens`."""
+        return self.held_in_windows(tokens) * replace(self, layers=1).kv_bytes_per_token(bytes_per_element)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvfrontier.parameters import PositiveInt
+from kvfrontier.parameters import Count, PositiveInt
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -114,6 +114,30 @@ class ModelShapeShape(Shape):
     vocab: PositiveInt
     max_positions: Annotated[PositiveInt, Field(description="Longest context in tokens")]
     parameters: Annotated[PositiveInt | None, Field(description="Number of weights; for the cost model")] = None
+    value_head_dim: Annotated[PositiveInt | None, Field(description="Of the values, where keys have another")] = None
+    window_tokens: Annotated[
+        int | None, Field(ge=3, description="Tokens that a query sees in layers with a sliding window")
+    ] = None
+    full_layers: Annotated[
+        tuple[Count, ...] | None, Field(description="Beside window_tokens: numbers (from 0) of layers without a window")
+    ] = None
+
+    def spec_fields(self) -> dict[str, Any]:
+        """The fields of ModelSpec. One that is new here and not given is left out: it must not rename older models."""
+        fields = self.model_dump(exclude={"window_tokens", "full_layers"})
+        if self.value_head_dim is None:
+            del fields["value_head_dim"]
+        if self.window_tokens is not None:
+            full = set(self.full_layers or ())
+            fields["windows"] = tuple(None if layer in full else self.window_tokens for layer in range(self.layers))
+        return fields
+
+    @model_validator(mode="after")
+    def _layers_exist(self) -> ModelShapeShape:
+        last = max(self.full_layers or (), default=0)
+        if self.full_layers is not None and (self.window_tokens is None or last >= self.layers):
+            raise ValueError(f"full_layers below {self.layers}, beside window_tokens")
+        return self
 
     @model_validator(mode="after")
     def _whole_groups(self) -> ModelShapeShape:

@@ -1,5 +1,6 @@
 """A strategy as the value of a parameter: `h2o`, or `{name: h2o, sinks: 4}`, which is held as the text `h2o(sinks=4)`.
 
+Lists are written in brackets, and a parameter may be a strategy again: `anchors(policy=h2o(sinks=4), protect=[sinks])`.
 Text, because a cell's parameters are plain values: they are hashed, stored in rows and shown in charts.
 """
 
@@ -22,10 +23,13 @@ _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": No
 
 
 @lru_cache(maxsize=1024)
-def build(text: str, budget: float | None = None) -> Strategy:
-    """The strategy that `text` names, with `budget` if there is one; raises ValueError for what is wrong."""
+def build(text: str, budget: float | None = None, **beside: str) -> Strategy:
+    """The strategy that `text` names, with `budget` if there is one, and what else stands beside it.
+
+    Raises ValueError for what is wrong.
+    """
     name, params = _parse(text)
-    return _make(name, params if budget is None else {**params, "budget": budget})
+    return _make(name, params | beside | ({} if budget is None else {"budget": budget}))
 
 
 def _read(value: object) -> str:
@@ -43,8 +47,14 @@ def _read(value: object) -> str:
         raise ValueError(f"the parameters of {name} without its budget, which stands beside it")
     made = _make(name, params)
     given = {item.name: (getattr(made, item.name), item.default) for item in fields(made)}
-    inner = ", ".join(f"{key}={value}" for key, (value, default) in sorted(given.items()) if _differ(value, default))
+    inner = ", ".join(
+        f"{key}={_write(value)}" for key, (value, default) in sorted(given.items()) if _differ(value, default)
+    )
     return f"{name}({inner})" if inner else name
+
+
+def _write(value: object) -> str:
+    return f"[{', '.join(map(_write, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def _differ(value: object, default: object) -> bool:
@@ -56,11 +66,25 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
     form = _FORM.fullmatch(text.strip())
     if form is None:
         raise ValueError(f"'{text}' is not the name of a strategy, nor `name(parameter=value, ...)`")
-    pairs = [pair.partition("=") for pair in (form[2] or "").split(",") if pair.strip()]
+    pairs = [pair.partition("=") for pair in _split(form[2] or "") if pair.strip()]
     return form[1], {key.strip(): _scalar(value.strip()) for key, _, value in pairs}
 
 
-def _scalar(text: str) -> bool | int | float | str | None:
+def _split(text: str) -> list[str]:
+    """At the commas that are inside no brackets: values may be lists, and strategies with parameters."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _scalar(text: str) -> bool | int | float | str | tuple | None:
+    if text.startswith("[") and text.endswith("]"):
+        return tuple(_scalar(part.strip()) for part in _split(text[1:-1]) if part.strip())
     if text in _WORDS:
         return _WORDS[text]
     for kind in (int, float):

@@ -44,5 +44,5 @@ class VectorCodes(Strategy):
 
     def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Two vectors a token, head and layer."""
-        vectors = 2 * spec.layers * spec.kv_heads * self.kept_tokens(prompt_tokens, generated_tokens)
-        return vectors * self.vector_bytes(spec.head_dim)
+        tokens = spec.layers * spec.kv_heads * self.kept_tokens(prompt_tokens, generated_tokens)
+        return tokens * (self.vector_bytes(spec.head_dim) + self.vector_bytes(spec.value_dim))

@@ -30,8 +30,10 @@ class Strategy:
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What attention must hand over: `attention_mass` (column sums of the softmax, per query head; `decode_mass`: at
-    decode steps alone), `rotation`."""
+    """What must be handed over: `attention_mass` (column sums of the softmax, per query head; `decode_mass`: at decode
+    steps alone), `rotation`, notes on tokens (`cache/notes.py`)."""
+    acts: ClassVar[bool] = True
+    """False: every token stays as the model made it."""
     scoring: ClassVar[str] = "lse"
     """How `attention_mass` is computed; a strategy may make it a field."""
     even_heads: ClassVar[bool] = True
@@ -62,8 +64,7 @@ class Strategy:
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
     def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
-        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`;
-        element_bytes: of the model's own keys and values."""
+        """Bytes of one sequence's keys and values in all layers and tiers (the formula); element_bytes: the model's."""
         return self.kept_tokens(prompt_tokens, generated_tokens) * spec.kv_bytes_per_token(element_bytes)
 
     def requires(self) -> frozenset[str]:
@@ -230,10 +231,12 @@ class Eviction(Strategy):
         return view.shared["oldest_recent"]
 
     def _protected_scores(self, view: LayerView) -> Tensor:
-        """Scores with +inf on sinks and recent tokens, and +inf too on unused slots."""
+        """Scores with +inf on sinks, recent tokens and anchors (`anchors.py` marks them), and on unused slots."""
         positions = view.cache.used_positions()
         scores = self.scores(view).float()
         protected = positions >= self._oldest_recent(view)
+        if "anchors" in view.cache.aux:
+            protected |= view.cache.aux["anchors"][:, :, : view.cache.slots]
         if self.sink_tokens() or not view.cache.uniform:
             protected |= positions < self.sink_tokens()  # unused slots have position -1
         return scores.masked_fill(protected, float("inf"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvfrontier.strategies import strategy
 from kvfrontier.strategies.base import Strategy
 
@@ -12,3 +14,5 @@ class Full(Strategy):
 
     Phases: none. Needs: nothing.
     """
+
+    acts: ClassVar[bool] = False

@@ -60,7 +60,7 @@ class Kivi(Strategy):
         channel = packed_width(self.group_size, self.bits) + SCALE_AND_ZERO_BYTES
         a_head = (
             (tokens - keys_left) // self.group_size * channel * spec.head_dim
-            + (tokens - values_left) * grouped_vector_bytes(spec.head_dim, self.bits, self.group_size)
-            + (keys_left + values_left) * spec.head_dim * element_bytes
+            + (tokens - values_left) * grouped_vector_bytes(spec.value_dim, self.bits, self.group_size)
+            + (keys_left * spec.head_dim + values_left * spec.value_dim) * element_bytes
         )
         return spec.layers * spec.kv_heads * a_head

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvfrontier.engines.base import Sequences, Session
+    from kvfrontier.plan.model import ModelSpec
     from kvfrontier.strategies.base import Strategy
 
 PROBE_TOKENS = 8
@@ -24,6 +25,7 @@ class KVAccount:
     """Readings of several batches of one cell, averaged over their sequences: bytes and tokens of *one* sequence."""
 
     def __init__(self, session: Session):
+        self.spec = session.spec
         self.full_bytes_per_token = _full_bytes_per_token(session)
         self.sequences: Counter[str] = Counter()  # by phase
         self.bytes: Counter[tuple[str, str]] = Counter()  # by (metric, phase)
@@ -37,7 +39,8 @@ class KVAccount:
         self.sequences[phase] += len(seen)
         for metric, value in sequences.bytes_by_metric().items():
             self.bytes[metric, phase] += value
-        self.bytes[KV_FULL_BYTES, phase] += sum(seen) * self.full_bytes_per_token
+        held = sum(_held_share(self.spec, tokens) for tokens in seen)
+        self.bytes[KV_FULL_BYTES, phase] += held * self.full_bytes_per_token
 
     def read_kept(self, kept: list[Tensor], seen: Sequence[int]) -> None:
         """Add the tokens that each layer's heads keep: `kept` as `kept_counts` gives it."""
@@ -73,15 +76,18 @@ def kept_counts(sequences: Sequences) -> list[Tensor]:
 
 
 def require_acted(
-    strategy: Strategy, kept: list[Tensor], prompts: Sequence[int], generated: int = 0, at_most: bool = False
-) -> None:
+    session: Session, strategy: Strategy, kept: list[Tensor], prompts: Sequence[int], generated: int = 0,
+    at_most: bool = False,
+) -> None:  # fmt: skip
     """Raise KVFrontierError where a sequence keeps, over layers and heads, more or less than the strategy's formula.
 
     at_most: only more is wrong (after several turns the formula is an upper bound). A strategy that silently kept
-    everything, or lost tokens, would otherwise give a beautiful, wrong number.
+    everything, or lost tokens, would otherwise give a beautiful, wrong number. Layers with a window of the model's own
+    are left out: no strategy acts on them.
     """
-    rows = sum(counts.float().mean(1) for counts in kept) / len(kept)
-    for row, (mean, prompt) in enumerate(zip(rows.tolist(), prompts, strict=True)):
+    kept = session.spec.open_only(kept)
+    means = (sum(counts.float().mean(1) for counts in kept) / len(kept)).tolist() if kept else []
+    for row, (mean, prompt) in enumerate(zip(means, prompts, strict=bool(kept))):
         require_kept(strategy, mean, prompt, generated, f"sequence {row}", at_most)
 
 
@@ -103,5 +109,14 @@ def _full_bytes_per_token(session: Session) -> float:
         probe = session.open(STRATEGIES.get("full")())
         probe.prefill([[1] * PROBE_TOKENS])
         held = probe.bytes_by_metric()
-        session.memo["full_bytes_per_token"] = (held["kv_device_bytes"] + held["kv_host_bytes"]) / PROBE_TOKENS
+        session.memo["full_bytes_per_token"] = (held["kv_device_bytes"] + held["kv_host_bytes"]) / _held_share(
+            session.spec, PROBE_TOKENS
+        )
     return session.memo["full_bytes_per_token"]
+
+
+def _held_share(spec: ModelSpec, tokens: int) -> float:
+    """Tokens that an uncompressed cache holds, mean over layers."""
+    if not spec.windows:
+        return tokens
+    return (spec.open_part().layers * tokens + spec.held_in_windows(tokens)) / spec.layers

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from kvfrontier.errors import Unsupported
@@ -19,6 +20,21 @@ class Chat:
     alternatives: list[list[int]]  # continuations of the question, in the conversation's order
     value_positions: list[int]  # of the value's tokens in the history, wherever the fact's turn says it
     fact_turn: int
+    opening_tokens: int  # of the first turn, before anybody speaks: a system prompt and the template's own
+
+    @property
+    def notes(self) -> dict[str, list[float]]:
+        """What `cache/notes.py` calls `turns` and `oracle_span`, of the history."""
+        turns = [float(number) for number, turn in enumerate(self.turns) for _ in turn]
+        turns[: self.opening_tokens] = [-1.0] * self.opening_tokens
+        spelled = set(self.value_positions)
+        return {"turns": turns, "oracle_span": [float(place in spelled) for place in range(len(turns))]}
+
+    def notes_by_turn(self) -> Iterator[dict[str, list[float]]]:
+        """The same, turn by turn."""
+        ends = list(accumulate(map(len, self.turns)))
+        for start, end in pairwise([0, *ends]):
+            yield {kind: said[start:end] for kind, said in self.notes.items()}
 
     @property
     def history(self) -> list[int]:
@@ -54,6 +70,7 @@ def encode(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> C
         alternatives=[_ids(tokenizer, text)[len(question) :] for text in answered],
         value_positions=[before + place for place in _places(tokenizer, texts, conversation)],
         fact_turn=conversation.fact_turn,
+        opening_tokens=_opening_tokens(tokenizer, texts[0]),
     )
 
 
@@ -104,6 +121,16 @@ def _places(tokenizer: Any, texts: list[str], conversation: Conversation) -> lis
     return [
         index for index, (low, high) in enumerate(offsets) if any(low < end and high > start for start, end in spans)
     ]
+
+
+def _opening_tokens(tokenizer: Any, text: str) -> int:
+    """Tokens at the beginning of the first turn that stand before what is said, whatever that is."""
+    one, other = (render(tokenizer, [(said, said)]) for said in ("a", "b"))
+    opening = next(at for at, letters in enumerate(zip(one, other, strict=False)) if len(set(letters)) > 1)
+    offsets = tokenizer(
+        text, add_special_tokens=tokenizer.chat_template is None, return_offsets_mapping=True
+    ).offset_mapping
+    return sum(end <= opening for _, end in offsets)
 
 
 class TurnCounter:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from kvfrontier.cache.notes import OF_WORKLOAD
 from kvfrontier.errors import Unsupported
 from kvfrontier.metrics import Measurement
 from kvfrontier.parameters import settings
@@ -31,6 +32,9 @@ class Workload(ABC):
     references: ClassVar[tuple[str, ...]] = ()
     """Strategies this workload runs for comparison, whatever the cell's own: their code counts in the fingerprint."""
     packages: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[frozenset[str]] = frozenset()
+    """What a strategy may require of a workload: notes on tokens (`cache/notes.py`), `whole_sequence` (a text is asked
+    for with its continuation, at once)."""
 
     def data(self) -> tuple[str, ...]:
         """Names in `config/data.yaml` of what must be fetched before this workload runs."""
@@ -43,6 +47,13 @@ class Workload(ABC):
 
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported for what this model cannot be asked; called when the plan is made."""
+
+    def check_strategy(self, strategy: Strategy) -> None:
+        """Raise Unsupported for a strategy that this workload cannot be asked under; called when the plan is made."""
+        if missing := sorted(strategy.requires() & (OF_WORKLOAD | {"whole_sequence"}) - self.gives):
+            raise Unsupported(
+                f"workload {self.name} does not give {' and '.join(missing)}, which '{strategy.name}' requires"
+            )
 
     @abstractmethod
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:

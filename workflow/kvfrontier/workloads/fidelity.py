@@ -19,7 +19,7 @@ from kvfrontier.workloads.base import Workload, require_positions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvfrontier.engines.base import Session
+    from kvfrontier.engines.base import Sequences, Session
     from kvfrontier.plan.model import ModelSpec
     from kvfrontier.strategies.base import Strategy
 
@@ -48,11 +48,14 @@ class Fidelity(Workload):
     a decode step in the strategy's sense, so what it evicts while decoding counts. Bytes are of one document; ages of
     kept tokens (`kept_age_share`) are taken at the end.
 
+    A strategy that looks at whole sequences (`h2o_oracle_mask`) gets context and continuation in one pass.
+
     The full cache's run is the reference of all cells of a session, and is the answer of the cell `full` itself.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps", "logits", "kept_positions", "text"})
     references: ClassVar[tuple[str, ...]] = ("full",)
+    gives: ClassVar[frozenset[str]] = frozenset({"whole_sequence"})
 
     context_tokens: Annotated[PositiveInt, Field(description="Tokens read before the cache is compressed, exact")] = 512
     continuation_tokens: Annotated[PositiveInt, Field(description="Steps compared after it")] = 32
@@ -104,18 +107,28 @@ class Fidelity(Workload):
         import torch
 
         sequences = session.open(strategy)
+        if "whole_sequence" in strategy.requires():
+            read = self.context_tokens + self.continuation_tokens
+            logits = sequences.score([text[:read] for text in texts], last=self.continuation_tokens)
+            steps = list(logits.float().log_softmax(-1).cpu().unbind(1))
+        else:
+            steps = self._step(sequences, texts, account)
+        account.read("decode", sequences)
+        kept = kept_counts(sequences)
+        require_acted(session, strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
+        account.read_kept(kept, sequences.seen_tokens)
+        account.read_ages(sequences)
+        return list(torch.stack(steps, dim=1))
+
+    def _step(self, sequences: Sequences, texts: Sequence[list[int]], account: KVAccount) -> list[Tensor]:
+        """Log-probabilities [batch, vocab] after each fed token."""
         sequences.prefill([text[: self.context_tokens] for text in texts], reserve_tokens=self.continuation_tokens)
         account.read("prefill", sequences)
         steps = []
         for place in range(self.context_tokens, self.context_tokens + self.continuation_tokens):
             logits = sequences.decode([text[place] for text in texts])
             steps.append(logits.float().log_softmax(-1).cpu())
-        account.read("decode", sequences)
-        kept = kept_counts(sequences)
-        require_acted(strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
-        account.read_kept(kept, sequences.seen_tokens)
-        account.read_ages(sequences)
-        return list(torch.stack(steps, dim=1))
+        return steps
 
 
 def compare(reference: Tensor, own: Tensor, targets: Sequence[int]) -> list[dict[str, float]]:

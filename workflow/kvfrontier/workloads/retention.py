@@ -64,6 +64,7 @@ class Retention(Workload):
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps", "logits", "kept_positions", "text"})
     references: ClassVar[tuple[str, ...]] = ("full",)
+    gives: ClassVar[frozenset[str]] = frozenset({"turns", "oracle_span"})
 
     context_tokens: Annotated[int, Field(ge=128, description="Tokens of the chat before the question, at most")] = 512
     depths: Annotated[tuple[Share, ...], Field(min_length=1, description="Where the fact is: 0 first turn, 1 last")] = (
@@ -144,7 +145,7 @@ class Retention(Workload):
         read = self._read(session, strategy, [item.chat for item in batch])
         kept = kept_counts(read)
         lengths = [len(item.chat.history) for item in batch]
-        require_acted(strategy, kept, lengths, at_most=self.compress == "every_turn")
+        require_acted(session, strategy, kept, lengths, at_most=self.compress == "every_turn")
         account.read("prefill", read)
         account.read_kept(kept, lengths)
         yield from (
@@ -161,12 +162,15 @@ class Retention(Workload):
         later = QUESTION_TOKENS + self.answer_tokens
         sequences = session.open(strategy)
         if self.compress == "history":
-            sequences.prefill([chat.history for chat in chats], reserve_tokens=later)
+            notes = [chat.notes for chat in chats]
+            sequences.prefill([chat.history for chat in chats], reserve_tokens=later, notes=notes)
             return sequences
         (chat,) = chats
-        sequences.prefill([chat.turns[0]], reserve_tokens=len(chat.history) - len(chat.turns[0]) + later)
-        for turn in chat.turns[1:]:
-            sequences.extend([turn])
+        reserve = len(chat.history) - len(chat.turns[0]) + later
+        first, *others = chat.notes_by_turn()
+        sequences.prefill([chat.turns[0]], reserve_tokens=reserve, notes=[first])
+        for turn, notes in zip(chat.turns[1:], others, strict=True):
+            sequences.extend([turn], notes=[notes])
         return sequences
 
     def _judge(

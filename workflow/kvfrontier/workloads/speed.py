@@ -95,7 +95,7 @@ class Speed(Workload):
             if narrow_enough(latencies, self.stop_within):
                 break
         yield from (Measurement(CONTEXT_TOKENS, len(prompt), request=row) for row, prompt in enumerate(prompts))
-        yield from self._kept(strategy, generation)
+        yield from self._kept(session, strategy, generation)
 
     def _prompts(self, session: Session, seed: int) -> tuple[list[list[int]], list[list[int]]]:
         """The measured prompts and as many others. An engine without a tokenizer (simulator) gets plain ids."""
@@ -113,17 +113,17 @@ class Speed(Workload):
                 f"the engine produced {sorted(lengths)} output tokens, {self.output_tokens} were asked for"
             )
 
-    def _kept(self, strategy: Strategy, generation: Generation) -> Iterator[Measurement]:
+    def _kept(self, session: Session, strategy: Strategy, generation: Generation) -> Iterator[Measurement]:
         """What the cache held at the end, per layer and head; engines that cannot tell report nothing."""
         if not generation.kept_tokens:
             return
-        mean = fmean(fmean(heads) for heads in generation.kept_tokens)
-        require_kept(
-            strategy, mean, self.context_tokens, round(generation.seen_tokens) - self.context_tokens, "the batch"
-        )
+        if acted_on := session.spec.open_only(generation.kept_tokens):
+            generated = round(generation.seen_tokens) - self.context_tokens
+            mean = fmean(map(fmean, acted_on))
+            require_kept(strategy, mean, self.context_tokens, generated, "the batch")
         for layer, heads in enumerate(generation.kept_tokens):
             yield from (Measurement(KEPT_TOKENS, count, layer=layer, head=head) for head, count in enumerate(heads))
-        yield Measurement(ACHIEVED_BUDGET, mean / generation.seen_tokens)
+        yield Measurement(ACHIEVED_BUDGET, fmean(map(fmean, generation.kept_tokens)) / generation.seen_tokens)
 
 
 def _end(generation: Generation) -> float:
