@@ -80,6 +80,12 @@ KV_AUX_BYTES = _metric("kv_aux_bytes", "B", "lower", "Bytes a strategy keeps bes
 KV_RESERVED_BYTES = _metric("kv_reserved_bytes", "B", "lower", "Bytes of the allocated KV tensors, used or not")
 KV_FORMULA_BYTES = _metric("kv_formula_bytes", "B", "neither", "Bytes the strategy's own formula predicts to keep")
 KV_FULL_BYTES = _metric("kv_full_bytes", "B", "neither", "Bytes a full cache of the same tokens would keep")
+FETCHED_BYTES = _metric(
+    "fetched_bytes", "B", "lower", "Bytes copied from a slower memory in a prefill, or in a decode step on average"
+)
+STORED_BYTES = _metric(
+    "stored_bytes", "B", "lower", "Bytes copied to a slower memory in a prefill, or in a decode step on average"
+)
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )
@@ -100,6 +106,16 @@ KEPT_AGE_SHARE = _metric(
     "share",
     "neither",
     "Share of a layer's kept tokens in a tenth of the ages (newest - position) / tokens seen; phase: where it begins",
+)
+
+FETCHED_TOKENS = _metric(
+    "fetched_tokens", "tokens", "lower", "Tokens a decode step chose from another memory, by layer and KV head, mean"
+)
+FETCH_REUSE = _metric(
+    "fetch_reuse", "share", "higher", "Chosen tokens that lay on the device from the step before, by layer"
+)
+FETCH_DEVICE_BYTES = _metric(
+    "fetch_device_bytes", "B", "lower", "Most bytes that fetched tokens of two layers took on the device, one sequence"
 )
 
 KL_DIVERGENCE = _metric(

@@ -7,8 +7,9 @@ are not used, and the model is not patched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kvfrontier.cache.attention import attend_block, attend_decode
+from kvfrontier.cache.fetch_log import FetchLog
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.scores import RowWeights
+from kvfrontier.cache.step_timer import UNTIMED, StepTimer
 from kvfrontier.cache.view import LayerView, Phase
+from kvfrontier.metrics import FETCHED_BYTES, STORED_BYTES
 
 ATTENTION = "kvfrontier"
 
@@ -38,9 +42,13 @@ class Call:
 class KVCache:
     """All layers of a batch. The strategy acts through its hooks; lists hold one number a row."""
 
-    def __init__(self, strategy: Any, num_layers: int, kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any]):
+    def __init__(
+        self, strategy: Any, num_layers: int, kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any],
+        queries_ahead: Callable[[int, int], Tensor] | None = None,
+    ):  # fmt: skip
+        """queries_ahead: as in LayerView, for a layer and a number of layers after it; None: not required."""
         self.strategy = strategy
-        self.layers = [strategy.storage(layer_idx, num_layers) for layer_idx in range(num_layers)]
+        self.layers: list[LayerCache] = strategy.storages(num_layers)
         self.seen_tokens: list[int] = []
         self.read_tokens: list[int] = []
         self.row_seeds: list[int] = []
@@ -48,6 +56,8 @@ class KVCache:
         self.call: Call | None = None
         self._kernel = kernel
         self._make_rotary = rotary
+        self._queries_ahead = queries_ahead
+        self.timer: StepTimer = UNTIMED
         required = strategy.requires()
         self._scoring = strategy.scoring if "attention_mass" in required else None
         self._decode_mass = bool(required & {"attention_mass", "decode_mass"})
@@ -93,7 +103,8 @@ class KVCache:
             layer.append(keys, values, call.positions, call.lengths)
         view = LayerView(
             layer_idx, len(self.layers), layer, queries, scale, call.phase, call.lengths, self.seen_tokens,
-            self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared,
+            self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared, caches=self.layers,
+            queries_ahead=self._queries_ahead and partial(self._queries_ahead, layer_idx), timer=self.timer,
         )  # fmt: skip
         self.strategy.before_attention(view)
         if call.phase == "decode":
@@ -154,12 +165,16 @@ class KVCache:
 
     def fork(self) -> KVCache:
         """An independent deep copy."""
-        copy = KVCache(self.strategy, 0, self._kernel, self._make_rotary)
-        copy.layers = [layer.fork() for layer in self.layers]
+        copy = KVCache(self.strategy, 0, self._kernel, self._make_rotary, self._queries_ahead)
+        copy.layers = deepcopy(self.layers)  # together: what they share, the copies share
         copy.seen_tokens, copy.read_tokens = list(self.seen_tokens), list(self.read_tokens)
         copy.row_seeds = list(self.row_seeds)
         copy.decoded_tokens = self.decoded_tokens
         return copy
+
+    def fetched(self) -> list[FetchLog]:
+        """What decode steps fetched so far, a layer; empty where nothing is ever fetched."""
+        return [layer.log for layer in self.layers if hasattr(layer, "log")]
 
     def bytes_by_metric(self) -> dict[str, int]:
         """Exact tensor bytes by metric name."""
@@ -168,6 +183,18 @@ class KVCache:
             "kv_host_bytes": sum(layer.host_bytes() for layer in self.layers),
             "kv_aux_bytes": sum(layer.aux_bytes() for layer in self.layers),
             "kv_reserved_bytes": sum(layer.reserved_bytes() for layer in self.layers),
+        }
+
+    def copied_bytes(self) -> dict[str, int]:
+        """Bytes that went over the layers' links so far, by metric name; nothing without a link."""
+        links = {id(layer.link): layer.link for layer in self.layers if hasattr(layer, "link")}.values()
+        if not links:
+            return {}
+        for link in links:
+            link.drain()
+        return {
+            FETCHED_BYTES: sum(link.fetched_bytes for link in links),
+            STORED_BYTES: sum(link.stored_bytes for link in links),
         }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from kvfrontier.cache.layer import LayerCache
+from kvfrontier.cache.step_timer import UNTIMED, StepTimer
 
 Phase = Literal["prefill", "extend", "decode"]
 
@@ -28,6 +29,10 @@ class LayerView:
     row_seeds: a number that depends on the tokens of each row's prefill alone, for random choices.
     shared: what one forward call's layers have in common, for a strategy to compute once.
     rotate: re-rotates keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions.
+    caches: the caches of all layers. In a decode step the later ones do not hold its token yet.
+    queries_ahead: the rotated queries `[batch, q_heads, 1, head_dim]` that a later layer's projection makes of this
+        layer's attention input (argument: how many layers later); in decode steps, where the strategy requires it.
+    timer: times parts of a step, where somebody asked for that.
     """
 
     layer_idx: int
@@ -44,6 +49,9 @@ class LayerView:
     rotate: Callable[[Tensor, Tensor], Tensor]
     shared: dict[str, Any]
     attention_mass: Tensor | None = None
+    caches: Sequence[LayerCache] = ()
+    queries_ahead: Callable[[int], Tensor] | None = None
+    timer: StepTimer = UNTIMED
 
     @property
     def group_mass(self) -> Tensor:

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvfrontier.cache.fetch_log import FetchLog
 from kvfrontier.cache.kv import ATTENTION, Call, KVCache
 from kvfrontier.cache.rotary import Rotary
+from kvfrontier.cache.step_timer import StepTimer
 from kvfrontier.engines._memory import PeakMemory
+from kvfrontier.engines._queries_ahead import QueriesAhead
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines.base import Generation, Sequences, Session
 from kvfrontier.strategies.base import Strategy
@@ -40,11 +43,14 @@ class TorchSession(Session):
         self.memo: dict[Any, Any] = {}
         self._model_attention = model.config._attn_implementation
         model.set_attn_implementation(ATTENTION)
+        self.queries_ahead: QueriesAhead | None = None  # hooks on the model, once a strategy requires them
 
     def open(self, strategy: Strategy) -> TorchSequences:
         """An empty batch under `strategy`; raises Unsupported where the model cannot do what the strategy requires."""
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
+        if "queries_ahead" in strategy.requires() and self.queries_ahead is None:
+            self.queries_ahead = QueriesAhead(self.model, self.spec.layers)
         return TorchSequences(self, strategy)
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
@@ -57,22 +63,30 @@ class TorchSession(Session):
         sequences = self.open(strategy)
         produced = [self._argmax(sequences.prefill(prompts, reserve_tokens=steps))]
         times = [time.perf_counter() - start]
-        prefill_memory = self._memory("prefill", sequences, prompts, 0, peak)
+        memory = self._memory("prefill", sequences, prompts, 0, peak)
+        copied = sequences.cache.copied_bytes()
+        memory += [(metric, "prefill", float(size)) for metric, size in copied.items()]
         peak.reset()
         paused = time.perf_counter() - start - times[0]  # reading memory is not the model's time
         for _ in range(steps):
             produced.append(self._argmax(sequences.decode(produced[-1])))
             times.append(time.perf_counter() - start - paused)
+        memory += self._memory("decode", sequences, prompts, steps, peak)
+        for metric, size in sequences.cache.copied_bytes().items():
+            memory += [(metric, "decode", (size - copied[metric]) / steps)] if steps else []
         return Generation(
             tokens=[list(row) for row in zip(*(step.tolist() for step in produced), strict=True)],
             token_times_s=[list(times) for _ in prompts],
-            memory=prefill_memory + self._memory("decode", sequences, prompts, steps, peak),
+            memory=memory,
             kept_tokens=[layer.counts.double().mean(0).tolist() for layer in sequences.cache.layers],
             seen_tokens=sum(sequences.seen_tokens) / len(prompts),
+            fetched=sequences.fetched(),
         )
 
     def close(self) -> None:
-        """Give the model its own attention back and let go of it."""
+        """Give the model its own attention back, without hooks, and let go of it."""
+        if self.queries_ahead is not None:
+            self.queries_ahead.remove()
         if self.model is not None:
             self.model.set_attn_implementation(self._model_attention)
         self.memo.clear()
@@ -105,7 +119,9 @@ class TorchSequences(Sequences):
         self.session = session
         self._reserve = reserve  # decode steps or tokens still to come
         kernel = "eager" if session.prefill == "eager" else "sdpa"
-        self.cache = cache or KVCache(strategy, session.spec.layers, kernel, lambda: Rotary.of(session.model))
+        self.cache = cache or KVCache(
+            strategy, session.spec.layers, kernel, lambda: Rotary.of(session.model), session.queries_ahead
+        )
 
     @property
     def seen_tokens(self) -> list[int]:
@@ -150,6 +166,15 @@ class TorchSequences(Sequences):
     def bytes_by_metric(self) -> dict[str, int]:
         """Exact tensor bytes now."""
         return self.cache.bytes_by_metric()
+
+    def fetched(self) -> list[FetchLog]:
+        """What decode steps fetched so far, a layer."""
+        return self.cache.fetched()
+
+    def time_parts(self) -> StepTimer:
+        """From here on, time what decode steps spend on speculating, gathering, copying and waiting."""
+        self.cache.timer = StepTimer(self.session.device)
+        return self.cache.timer
 
     def _read(self, phase: str, rows: Sequence[Sequence[int]], all_logits: bool) -> Tensor | list[Tensor]:
         lengths = [len(row) for row in rows]

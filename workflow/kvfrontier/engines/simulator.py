@@ -107,6 +107,8 @@ class Simulator(Engine):
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         if "chunks" in strategy.requires():
             raise Unsupported(f"the simulator has no formula for a prefill in chunks, which '{strategy.name}' requires")
+        if "transfers" in strategy.requires():
+            raise Unsupported(f"the simulator has no formula for copies between memories, as '{strategy.name}' makes")
         unknown = [name for name in SPEC_FIELDS if getattr(spec, name) is None]
         if unknown:
             raise Unsupported(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
-_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"})
+_DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "queries_ahead", "rotation", "transfers"})
 
 
 @engine("torch")

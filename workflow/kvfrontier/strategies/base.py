@@ -31,7 +31,7 @@ class Strategy:
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
     """What attention must hand over: `attention_mass` (column sums of the softmax, per query head; `decode_mass`: at
-    decode steps alone), `rotation`."""
+    decode steps alone), `rotation`, `queries_ahead` (see LayerView)."""
     scoring: ClassVar[str] = "lse"
     """How `attention_mass` is computed; a strategy may make it a field."""
     even_heads: ClassVar[bool] = True
@@ -45,11 +45,8 @@ class Strategy:
     """True: a prefill's chunk attends to itself alone. Extensions and decode steps see all that is kept."""
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
-        """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula).
-
-        The mean over layers and KV heads, of which each may hold another number.
-        After several turns, with the tokens read so far and the decode steps since the last reading: an upper bound.
-        """
+        """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula):
+        the mean over layers and heads. After several turns, with all tokens read and the steps since: an upper bound."""
         return prompt_tokens + generated_tokens
 
     def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:
@@ -62,11 +59,13 @@ class Strategy:
         return max(self.kept_tokens(prompt_tokens, 0), *during, 0)
 
     def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
-        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`.
-
-        element_bytes: of the model's own keys and values.
-        """
+        """Bytes of one sequence's keys and values in all layers and tiers (the formula); arguments as `kept_tokens`;
+        element_bytes: of the model's own keys and values."""
         return self.kept_tokens(prompt_tokens, generated_tokens) * spec.kv_bytes_per_token(element_bytes)
+
+    def most_attended(self, tokens: int, layer_idx: int = -1) -> int:
+        """The most of `tokens` older ones that a decode step of that layer may attend to, per KV head."""
+        return self.kept_tokens(tokens)
 
     def requires(self) -> frozenset[str]:
         """`needs`, for these settings."""
@@ -80,19 +79,22 @@ class Strategy:
         return ()
 
     def storage(self, layer_idx: int, layers: int) -> LayerCache:
-        """An empty layer of a new batch: how and where the tokens of layer `layer_idx` of `layers` lie between calls.
-
-        What such a layer must provide is in `cache/layer.py`.
-        """
+        """An empty layer of a new batch: how and where its tokens lie between calls, as `cache/layer.py` demands."""
         from kvfrontier.cache.layer import LayerCache
 
         return LayerCache()
 
-    def row_weighting(self) -> tuple[float, int]:
-        """(decay, delay) of the rows in `attention_mass`, for these settings.
+    def storages(self, layers: int) -> list[LayerCache]:
+        """All layers of a new batch; for a strategy whose layers share something."""
+        return [self.storage(layer_idx, layers) for layer_idx in range(layers)]
 
-        A row counts decay^(rows after it in the call), and only for tokens that are at least `delay` older than it.
-        """
+    def memories(self, device_kind: str) -> dict[str, str]:
+        """What a row must say of other memories than the device's, as facts of its provenance: `kv_tier`, `kv_link`."""
+        return {}
+
+    def row_weighting(self) -> tuple[float, int]:
+        """(decay, delay) of the rows in `attention_mass`: a row counts decay^(rows after it in the call), and only for
+        tokens that are at least `delay` older than it."""
         return 1.0, 0
 
     def before_attention(self, view: LayerView) -> None:

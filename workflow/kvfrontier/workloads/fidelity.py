@@ -115,6 +115,7 @@ class Fidelity(Workload):
         require_acted(strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
         account.read_kept(kept, sequences.seen_tokens)
         account.read_ages(sequences)
+        account.read_fetched(strategy, sequences)
         return list(torch.stack(steps, dim=1))
 
 

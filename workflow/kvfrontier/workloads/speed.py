@@ -28,6 +28,7 @@ from kvfrontier.parameters import Count, PositiveInt
 from kvfrontier.sources.text import TextKind, exact_prompts, needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import require_kept
+from kvfrontier.workloads._fetched import fetch_measurements
 from kvfrontier.workloads.base import Workload, require_positions
 
 if TYPE_CHECKING:
@@ -118,7 +119,10 @@ class Speed(Workload):
         )
         for layer, heads in enumerate(generation.kept_tokens):
             yield from (Measurement(KEPT_TOKENS, count, layer=layer, head=head) for head, count in enumerate(heads))
-        yield Measurement(ACHIEVED_BUDGET, mean / generation.seen_tokens)
+        if generation.fetched:
+            yield from fetch_measurements(strategy, generation.fetched, round(generation.seen_tokens))
+        else:
+            yield Measurement(ACHIEVED_BUDGET, mean / generation.seen_tokens)
 
 
 def _end(generation: Generation) -> float:
