@@ -113,3 +113,43 @@ def test_device_bytes_are_places_for_the_budget_and_go_with_the_next_turn(model)
     assert held == strategy.kv_bytes(spec, 8, 60, 2) + strategy.kv_bytes(spec, 8, 41, 2)
     sequences.extend(random_prompts([3, 3]))
     assert sequences.bytes_by_metric()["kv_device_bytes"] == 0
+
+
+@pytest.mark.parametrize("lengths", [(60, 60), (60, 41)])
+def test_an_adaptive_fetch_takes_the_best_that_come_in_time_and_fills_up_with_what_is_there(
+    model, monkeypatch, lengths
+):
+    """Five tokens of both heads come in time: 5 * 2 * TOKEN_BYTES at 10^-3 GB/s."""
+    noted, limited = [], DeltaFetch.limited
+
+    def note(strategy, cache, scores, counts):
+        held = cache.aux["held"][:, :, : cache.slots] > 0 if cache.buffer is not None else scores.isnan()
+        noted.append((scores, held, limited(strategy, cache, scores, counts), counts, cache.log.copied_bytes))
+        return noted[-1][2]
+
+    monkeypatch.setattr(DeltaFetch, "limited", note)
+    strategy = DeltaFetch(budget=0.4, alpha=None, link_gigabytes_per_s=1e-3, layer_compute_s=10 * TOKEN_BYTES / 1e6)
+    _, sequences = feed(model, strategy, lengths)
+    for scores, held, (left, count), counts, _ in noted:
+        for row in range(2):
+            for head in range(2):
+                of, there = scores[row, head].tolist(), held[row, head].tolist()
+                rest = sorted((i for i, s in enumerate(of) if not there[i] and s > -float("inf")), key=lambda i: -of[i])
+                free = [i for i, is_there in enumerate(there) if is_there]
+                assert sorted((left[row, head] > -float("inf")).nonzero().flatten().tolist()) == sorted(rest[:5] + free)
+                assert count[row, head] == min(counts[row, head], len(rest[:5] + free))
+    per_step = 2 * 5 * 2 * TOKEN_BYTES
+    for layer in sequences.cache.layers[2:]:
+        assert 0 < layer.log.copied_bytes <= 2 * STEPS * per_step
+    assert any(int(count.max()) > 5 for _, _, (_, count), _, _ in noted), "what is there fills the choice"
+    assert torch.equal(
+        feed(model, DeltaFetch(budget=0.4, link_gigabytes_per_s=100.0, layer_compute_s=1.0))[0],
+        feed(model, DeltaFetch(budget=0.4))[0],
+    )
+
+
+def test_settings_that_do_not_go_together():
+    with pytest.raises(ValueError, match="needs link_gigabytes_per_s"):
+        DeltaFetch(layer_compute_s=0.1)
+    with pytest.raises(ValueError, match="lookahead 2 and pages bring other tokens"):
+        DeltaFetch(layer_compute_s=0.1, link_gigabytes_per_s=1.0, lookahead=2)

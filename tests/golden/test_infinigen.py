@@ -35,7 +35,9 @@ class NaiveInfinigen(NaiveLlama):
         x = super()._norm(x, weight)
         for layer in range(self.set.full_layers, len(self.cache)):
             if weight is self.weights[f"model.layers.{layer - 1}.input_layernorm.weight"] and not self.reading:
-                self._speculate(layer, (self.weights[f"model.layers.{layer}.self_attn.q_proj.weight"] @ x).view(-1, DIM))
+                self._speculate(
+                    layer, (self.weights[f"model.layers.{layer}.self_attn.q_proj.weight"] @ x).view(-1, DIM)
+                )
         return x
 
     def _speculate(self, layer, queries):
@@ -47,7 +49,9 @@ class NaiveInfinigen(NaiveLlama):
             keys = rotate(torch.stack([e.key for e in entries]), [e.position for e in entries], self.theta) @ basis
             asked = rotate(queries[head * group : (head + 1) * group], [self.position] * group, self.theta) @ basis
             seen = (asked @ keys.T / math.sqrt(DIM)).tolist()
-            scores.append([max(s) if self.set.group_reduce == "max" else sum(s) / group for s in zip(*seen)])
+            scores.append(
+                [max(s) if self.set.group_reduce == "max" else sum(s) / group for s in zip(*seen, strict=True)]
+            )
         tokens, low = len(scores[0]), max(self.set.k_min, self.set.sinks)
         cap = min(tokens, max(low, math.ceil(self.set.budget * tokens)))
         alpha = math.inf if self.set.alpha is None else self.set.alpha
@@ -55,7 +59,9 @@ class NaiveInfinigen(NaiveLlama):
         if not self.set.per_head_count:
             near = [int(sum(near) / len(near))] * len(near)
         for head, of in enumerate(scores):
-            of = [math.inf if e.position < self.set.sinks else s for e, s in zip(self.cache[layer][head], of)]
+            of = [
+                math.inf if e.position < self.set.sinks else s for e, s in zip(self.cache[layer][head], of, strict=True)
+            ]
             places = best(of, min(cap, max(low, near[head])))
             self.chosen[layer, head] = [self.cache[layer][head][place].position for place in places]
 
@@ -161,9 +167,9 @@ def test_partial_keys_find_more_of_the_largest_scores_the_more_columns_they_have
         queries = torch.randn(1, 6, 50, DIM, generator=generator, dtype=keys.dtype)
         found = 0
         for row in queries.split(1, 2):
-            true = (row.reshape(1, 2, 3, DIM) @ keys.mT).topk(20).indices
-            guess = partial_scores(cache, row, 1.0).topk(20).indices
-            found += sum(len({*a} & {*b}) for a, b in zip(true.view(6, -1).tolist(), guess.view(6, -1).tolist()))
+            true = (row.reshape(1, 2, 3, DIM) @ keys.mT).topk(20).indices.view(6, 20).tolist()
+            guess = partial_scores(cache, row, 1.0).topk(20).indices.view(6, 20).tolist()
+            found += sum(len({*a} & {*b}) for a, b in zip(true, guess, strict=True))
         shares.append(found / (queries.shape[2] * 6 * 20))
         assert cache.aux[PARTIAL].shape[-1] == max(1, int(ratio * DIM))
     assert shares == sorted(shares) and shares[-1] == 1.0 and shares[0] < 0.7

@@ -1,4 +1,4 @@
-"""A host pool of which a decode step fetches some tokens: gathered in host memory, copied over the link, attended to."""
+"""A host pool of which a decode step fetches some tokens: gathered in host memory, copied over the link, read."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def note_use(view: LayerView, policy: Policy) -> None:
 
 
 def victims(cache: FetchingPool, policy: Policy, sinks: int) -> Tensor:
-    """A slot of each head `[batch, kv_heads]`: of the older half of what is no sink, the one of least use, the oldest."""
+    """A slot of each head `[batch, kv_heads]`: of the older half of what is no sink, the least used, the oldest."""
     positions, last = cache.used_positions().long(), torch.iinfo(torch.long).max
     positions = positions.masked_fill(positions < 0, last)
     age = positions.argsort(-1).argsort(-1)  # 0: the oldest

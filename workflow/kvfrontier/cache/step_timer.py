@@ -1,4 +1,4 @@
-"""Where the time of decode steps goes, for whoever asks: it costs synchronization, so nobody does while timing a whole."""
+"""Where the time of decode steps goes, for whoever asks: it costs synchronization, so not while a whole is timed."""
 
 from __future__ import annotations
 

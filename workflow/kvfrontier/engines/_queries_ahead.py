@@ -15,7 +15,7 @@ _PROBE_POSITION = 5  # any position that rotates
 
 
 class QueriesAhead:
-    """Hooks that note each attention module's input in calls of one token, from `install` to `remove`."""
+    """Within its `with`, hooks note each attention module's input: a forward call of one token a row belongs there."""
 
     def __init__(self, model: PreTrainedModel, layers: int):
         """Raises Unsupported where a layer's queries are not those of a `q_proj`, its norm and rotary embeddings."""
@@ -26,23 +26,19 @@ class QueriesAhead:
             if isinstance(getattr(module, "q_proj", None), nn.Module) and hasattr(module, "layer_idx")
         }
         if sorted(modules) != list(range(layers)):
-            raise Unsupported(f"queries of a later layer need a q_proj in each layer; {self._kind} has other projections")
+            raise Unsupported(
+                f"queries of a later layer need a q_proj in each layer; {self._kind} has other projections"
+            )
         self._modules = [modules[layer_idx] for layer_idx in range(layers)]
         self._input: tuple[Tensor, Any] | None = None  # hidden states [batch, 1, hidden], (cos, sin)
         self._handles: list[Any] = []
-        self.install()
-        try:
+        with self:
             self._verify(model)
-        except BaseException:
-            self.remove()
-            raise
 
-    def install(self) -> None:
-        """Hook the modules."""
+    def __enter__(self) -> None:
         self._handles = [module.register_forward_pre_hook(self._note, with_kwargs=True) for module in self._modules]
 
-    def remove(self) -> None:
-        """Leave the model as it was."""
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._input = [], None
@@ -67,8 +63,7 @@ class QueriesAhead:
         return rotate(queries, queries[:, :1], *rotary)[0]
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        self._input = (hidden, kwargs.get("position_embeddings")) if hidden.shape[1] == 1 else None
+        self._input = args[0] if args else kwargs["hidden_states"], kwargs.get("position_embeddings")
 
     @torch.no_grad()
     def _verify(self, model: PreTrainedModel) -> None:
@@ -92,5 +87,7 @@ class _Probe:
         try:
             torch.testing.assert_close(self.ahead(layer_idx, 0), queries, rtol=1e-2, atol=1e-2)
         except (AssertionError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-            self.wrong.append(f"layer {layer_idx}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            self.wrong.append(
+                f"layer {layer_idx}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            )
         return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)

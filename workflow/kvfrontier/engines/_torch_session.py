@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 from zlib import crc32
 
@@ -43,15 +44,19 @@ class TorchSession(Session):
         self.memo: dict[Any, Any] = {}
         self._model_attention = model.config._attn_implementation
         model.set_attn_implementation(ATTENTION)
-        self.queries_ahead: QueriesAhead | None = None  # hooks on the model, once a strategy requires them
+        self._queries_ahead: QueriesAhead | None = None
 
     def open(self, strategy: Strategy) -> TorchSequences:
         """An empty batch under `strategy`; raises Unsupported where the model cannot do what the strategy requires."""
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
-        if "queries_ahead" in strategy.requires() and self.queries_ahead is None:
-            self.queries_ahead = QueriesAhead(self.model, self.spec.layers)
         return TorchSequences(self, strategy)
+
+    def queries_ahead(self, strategy: Strategy) -> QueriesAhead | None:
+        """For strategies that require it; raises Unsupported where the model does not tell."""
+        if "queries_ahead" in strategy.requires() and self._queries_ahead is None:
+            self._queries_ahead = QueriesAhead(self.model, self.spec.layers)
+        return self._queries_ahead if "queries_ahead" in strategy.requires() else None
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
         """Prefill and produce exactly `output_tokens` greedy tokens a row; see `Generation`."""
@@ -84,13 +89,11 @@ class TorchSession(Session):
         )
 
     def close(self) -> None:
-        """Give the model its own attention back, without hooks, and let go of it."""
-        if self.queries_ahead is not None:
-            self.queries_ahead.remove()
+        """Give the model its own attention back and let go of it."""
         if self.model is not None:
             self.model.set_attn_implementation(self._model_attention)
         self.memo.clear()
-        self.model = None
+        self.model = self._queries_ahead = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -119,8 +122,9 @@ class TorchSequences(Sequences):
         self.session = session
         self._reserve = reserve  # decode steps or tokens still to come
         kernel = "eager" if session.prefill == "eager" else "sdpa"
+        self._ahead = session.queries_ahead(strategy)
         self.cache = cache or KVCache(
-            strategy, session.spec.layers, kernel, lambda: Rotary.of(session.model), session.queries_ahead
+            strategy, session.spec.layers, kernel, lambda: Rotary.of(session.model), self._ahead
         )
 
     @property
@@ -153,7 +157,8 @@ class TorchSequences(Sequences):
         positions = torch.tensor(self.cache.seen_tokens, device=self.session.device)[:, None]
         self._reserve = max(0, self._reserve - 1)
         self.cache.begin(Call("decode", [1] * len(ids), positions, last=True))
-        return self._forward(ids, positions, 1)[:, 0]
+        with self._ahead or nullcontext():
+            return self._forward(ids, positions, 1)[:, 0]
 
     def fork(self) -> TorchSequences:
         """An independent copy."""

@@ -15,6 +15,7 @@ from kvfrontier.strategies.base import Strategy
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvfrontier.cache.fetching import FetchingPool
     from kvfrontier.cache.layer import LayerCache
     from kvfrontier.cache.view import LayerView
     from kvfrontier.plan.model import ModelSpec
@@ -61,20 +62,25 @@ class Speculation(Strategy):
     )
     pool_policy: Annotated[
         Literal["counter", "lru", "fifo"],
-        Field(description="What a full pool loses, of its older half: least often fetched, longest not fetched, oldest"),
+        Field(
+            description="What a full pool loses, of its older half: least often fetched, longest not fetched, oldest"
+        ),
     ] = "counter"
     overlap: Annotated[
         Literal["none", "copy", "layer"],
         Field(description="Beside the layer before: nothing, the copy (the authors' code), or gather and copy"),
     ] = "none"
     link_gigabytes_per_s: Annotated[
-        float | None, Field(gt=0, description="Rate of an emulated link (10^9 bytes/s); null: real copies as fast as they go")
+        float | None,
+        Field(gt=0, description="Rate of an emulated link (10^9 bytes/s); null: real copies as fast as they go"),
     ] = None
 
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported for a model whose every layer would fetch everything."""
         if spec.layers is not None and self.full_layers >= spec.layers and self.budget != 1.0:
-            raise Unsupported(f"full_layers {self.full_layers}: {spec.name} has {spec.layers} layers, none would choose")
+            raise Unsupported(
+                f"full_layers {self.full_layers}: {spec.name} has {spec.layers} layers, none would choose"
+            )
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens in the pool."""
@@ -161,6 +167,7 @@ class Speculation(Strategy):
         scores = scores.masked_fill(positions < 0, -torch.inf)
         counts = self._counts(scores, torch.tensor(room)[:, None].expand_as(available))
         scores = scores.masked_fill((positions >= 0) & (positions < self.sinks), torch.inf)
+        scores, counts = self.limited(cache, scores, counts)
         slots = scores.topk(int(counts.max())).indices
         beyond = torch.arange(slots.shape[2], device=slots.device) >= counts.to(slots.device)[..., None]
         return slots.masked_fill(beyond, cache.slots).sort(-1).values.masked_fill(beyond, 0), counts, room
@@ -173,6 +180,10 @@ class Speculation(Strategy):
         if not self.per_head_count:
             near = near.double().mean(1, keepdim=True).long().expand_as(near)
         return near.clamp(min=max(self.k_min, self.sinks)).minimum(most)
+
+    def limited(self, cache: FetchingPool, scores: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores `[batch, kv_heads, slots]` and counts, for a strategy that knows another limit: -inf is no choice."""
+        return scores, counts
 
     def observe(self, view: LayerView) -> None:
         """Bring new tokens into the pool, and take note of a prompt's queries."""

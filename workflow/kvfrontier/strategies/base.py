@@ -46,7 +46,7 @@ class Strategy:
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula):
-        the mean over layers and heads. After several turns, with all tokens read and the steps since: an upper bound."""
+        the mean over layers and heads. After several turns, with all tokens read and the steps since: a bound."""
         return prompt_tokens + generated_tokens
 
     def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:

@@ -33,8 +33,8 @@ def fetch_measurements(strategy: Strategy, logs: Sequence[FetchLog], seen: int) 
         for head, (chosen, most) in enumerate(zip(log.chosen, log.most, strict=True)):
             if not 0 < most <= allowed:
                 raise KVFrontierError(
-                    f"{strategy.name} fetched {most} tokens of layer {layer}, head {head} in one step, its formula allows "
-                    f"1 to {allowed}: the measurement would be of something else"
+                    f"{strategy.name} fetched {most} tokens of layer {layer}, head {head} in one step, its formula "
+                    f"allows 1 to {allowed}: the measurement would be of something else"
                 )
             yield Measurement(FETCHED_TOKENS, chosen / log.row_steps, layer=layer, head=head)
         yield Measurement(FETCH_REUSE, sum(log.reused) / sum(log.chosen), layer=layer)
