@@ -10,6 +10,9 @@ import torch
 from kvfrontier.cache.fetching import FetchingPool
 from kvfrontier.cache.skew import COLUMNS, PARTIAL, partial_scores, skew
 from kvfrontier.engines._torch_session import TorchSession
+from kvfrontier.engines.simulator import Simulator
+from kvfrontier.errors import Unsupported
+from kvfrontier.plan.model import ModelSpec
 from kvfrontier.registry import STRATEGIES
 from kvfrontier.strategies.infinigen import Infinigen
 from reference import NaiveLlama, best, rotate
@@ -303,3 +306,15 @@ def test_the_same_number_of_tokens_whatever_the_limit_of_the_pool(model):
     sequences.extend(random_prompts([8, 3], seed=2))
     counts = sequences.cache.layers[3].counts.tolist()
     assert counts == [[strategy.kept_tokens(48)] * 2, [strategy.kept_tokens(24)] * 2] == [[24, 24], [12, 12]]
+
+
+def test_what_cannot_run_is_told_when_the_plan_is_made():
+    small = ModelSpec("small", layers=2)
+    with pytest.raises(Unsupported, match="full_layers 2: small has 2 layers, none would choose"):
+        Infinigen().check(small)
+    Infinigen(full_layers=1).check(small)
+    Infinigen(budget=1.0).check(small)
+    with pytest.raises(Unsupported, match="the simulator has no formula"):
+        Simulator().check(Infinigen(), small)
+    with pytest.raises(ValueError, match="store takes a strategy with a storage of its own; 'infinigen' has none"):
+        STRATEGIES.get("stack")(store="infinigen")
