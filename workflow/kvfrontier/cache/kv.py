@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from kvfrontier.cache.attention import attend_block, attend_decode
-from kvfrontier.cache.fetch_log import FetchLog
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.scores import RowWeights
 from kvfrontier.cache.step_timer import UNTIMED, StepTimer
@@ -171,10 +170,6 @@ class KVCache:
         copy.row_seeds = list(self.row_seeds)
         copy.decoded_tokens = self.decoded_tokens
         return copy
-
-    def fetched(self) -> list[FetchLog]:
-        """What decode steps fetched so far, a layer; empty where nothing is ever fetched."""
-        return [layer.log for layer in self.layers if hasattr(layer, "log")]
 
     def bytes_by_metric(self) -> dict[str, int]:
         """Exact tensor bytes by metric name."""

@@ -173,8 +173,8 @@ class TorchSequences(Sequences):
         return self.cache.bytes_by_metric()
 
     def fetched(self) -> list[FetchLog]:
-        """What decode steps fetched so far, a layer."""
-        return self.cache.fetched()
+        """What decode steps fetched so far, a layer; empty where nothing is ever fetched."""
+        return [layer.log for layer in self.cache.layers if hasattr(layer, "log")]
 
     def time_parts(self) -> StepTimer:
         """From here on, time what decode steps spend on speculating, gathering, copying and waiting."""

@@ -68,7 +68,6 @@ class _Run:
     dropped: dict[str, int] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
-    memories: dict[str, str] = field(default_factory=dict)
 
 
 def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurrent_cells: int = 1) -> dict[str, Any]:
@@ -86,7 +85,6 @@ def run_cell(planned: PlannedCell, sessions: Sessions, attempt: int = 1, concurr
         **entry_facts(project, planned.cell, run.data),
         **package_facts(run.packages),
         **moment_facts(concurrent_cells),
-        **run.memories,
     }
     if run.dropped:
         facts["not_finite"] = ", ".join(f"{metric}: {count}" for metric, count in sorted(run.dropped.items()))
@@ -107,7 +105,6 @@ def _measure(planned: PlannedCell, sessions: Sessions, run: _Run) -> None:
     engine, strategy, workload = instantiate(planned.cell)
     run.packages, run.data = (*engine.packages, *workload.packages), workload.data()
     session = sessions.get(planned.cell, engine)
-    run.memories = strategy.memories(load_devices(sessions.project)[planned.cell.device].kind)
     run.phase = "run"
     for value in workload.run(session, strategy, planned.cell.seed):
         if math.isfinite(value.value):
