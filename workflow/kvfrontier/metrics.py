@@ -121,6 +121,16 @@ KEPT_AGE_SHARE = _metric(
     "Share of a layer's kept tokens in a tenth of the ages (newest - position) / tokens seen; phase: where it begins",
 )
 
+FETCHED_TOKENS = _metric(
+    "fetched_tokens", "tokens", "lower", "Tokens a decode step chose from another memory, by layer and KV head, mean"
+)
+FETCH_REUSE = _metric(
+    "fetch_reuse", "share", "higher", "Chosen tokens that lay on the device from the step before, by layer"
+)
+FETCH_DEVICE_BYTES = _metric(
+    "fetch_device_bytes", "B", "lower", "Most bytes that fetched tokens of two layers took on the device, one sequence"
+)
+
 KL_DIVERGENCE = _metric(
     "kl_divergence", "nat", "lower", "KL(full cache || strategy) of next-token distributions", role="quality"
 )

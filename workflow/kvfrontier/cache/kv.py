@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from kvfrontier.cache.account import bytes_by_metric, copied_bytes
 from kvfrontier.cache.attention import attend_block, attend_decode
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.notes import RowNotes
 from kvfrontier.cache.scores import RowWeights
+from kvfrontier.cache.step_timer import UNTIMED, StepTimer
 from kvfrontier.cache.view import LayerView, Phase
 from kvfrontier.cache.windowed import ModelWindow, attend_window
-from kvfrontier.metrics import (
-    FETCHED_BYTES,
-    KV_AUX_BYTES,
-    KV_DEVICE_BYTES,
-    KV_DISK_BYTES,
-    KV_HOST_BYTES,
-    KV_RESERVED_BYTES,
-    STORED_BYTES,
-)
 
 
 @dataclass
@@ -45,11 +38,13 @@ class KVCache:
 
     windows: by layer, how many tokens a query sees there; None: all of them. To a strategy the model is its layers that
     see all; the others hold their window in full precision.
+    queries_ahead: as in LayerView, for a layer and a number of layers after it; None: not required.
     """
 
     def __init__(
-        self, strategy: Any, windows: Sequence[int | None], kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any]
-    ):
+        self, strategy: Any, windows: Sequence[int | None], kernel: Literal["sdpa", "eager"], rotary: Callable[[], Any],
+        queries_ahead: Callable[[int, int], Tensor] | None = None,
+    ):  # fmt: skip
         self.strategy = strategy
         self.windows = tuple(windows)
         self._open = [layer_idx for layer_idx, window in enumerate(windows) if window is None]
@@ -64,6 +59,8 @@ class KVCache:
         self.call: Call | None = None
         self._kernel = kernel
         self._make_rotary = rotary
+        self._queries_ahead = queries_ahead
+        self.timer: StepTimer = UNTIMED
         required = strategy.requires()
         self._scoring = strategy.scoring if "attention_mass" in required else None
         self._decode_mass = bool(required & {"attention_mass", "decode_mass"})
@@ -123,7 +120,8 @@ class KVCache:
         view = LayerView(
             place, len(self._open), layer, queries, scale, call.phase, call.lengths,
             self.seen_tokens, self.read_tokens, self.decoded_tokens, self.row_seeds, self._rotate, call.shared,
-            self.notes, sinks,
+            self.notes, sinks, caches=[self.layers[index] for index in self._open],
+            queries_ahead=self._queries_ahead and partial(self._queries_ahead, layer_idx), timer=self.timer,
         )  # fmt: skip
         self.strategy.before_attention(view)
         if call.phase == "decode":
@@ -216,26 +214,11 @@ class KVCache:
 
     def bytes_by_metric(self) -> dict[str, int]:
         """Exact tensor bytes by metric name; a file's where there is one."""
-        in_files = sum(layer.disk_bytes() for layer in self.layers)
-        return {
-            KV_DEVICE_BYTES: sum(layer.used_bytes() for layer in self.layers),
-            KV_HOST_BYTES: sum(layer.host_bytes() for layer in self.layers),
-            **({KV_DISK_BYTES: in_files} if in_files else {}),
-            KV_AUX_BYTES: sum(layer.aux_bytes() for layer in self.layers),
-            KV_RESERVED_BYTES: sum(layer.reserved_bytes() for layer in self.layers),
-        }
+        return bytes_by_metric(self.layers)
 
     def copied_bytes(self) -> dict[str, int]:
         """Bytes that went over the layers' links so far, by metric name; nothing without a link."""
-        links = {id(layer.link): layer.link for layer in self.layers if layer.link is not None}.values()
-        if not links:
-            return {}
-        for link in links:
-            link.drain()
-        return {
-            FETCHED_BYTES: sum(link.fetched_bytes for link in links),
-            STORED_BYTES: sum(link.stored_bytes for link in links),
-        }
+        return copied_bytes(self.layers)
 
 
 def _group(queries: Tensor, keys: Tensor) -> int:

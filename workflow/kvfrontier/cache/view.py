@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.notes import RowNotes
+from kvfrontier.cache.step_timer import UNTIMED, StepTimer
 
 Phase = Literal["prefill", "extend", "decode"]
 
@@ -32,6 +33,10 @@ class LayerView:
     shared: what one forward call's layers have in common, for a strategy to compute once.
     sinks: `[q_heads]` logits beside the keys', for models that have them: they take weight in every softmax.
     rotate: re-rotates keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions.
+    caches: the caches of all layers. In a decode step the later ones do not hold its token yet.
+    queries_ahead: the rotated queries `[batch, q_heads, 1, head_dim]` that a later layer's projection makes of this
+        layer's attention input (argument: how many layers later); in decode steps, where the strategy requires it.
+    timer: times parts of a step, where somebody asked for that.
     """
 
     layer_idx: int
@@ -51,6 +56,9 @@ class LayerView:
     sinks: Tensor | None = None
     attention_mass: Tensor | None = None
     output: Tensor | None = None
+    caches: Sequence[LayerCache] = ()
+    queries_ahead: Callable[[int], Tensor] | None = None
+    timer: StepTimer = UNTIMED
 
     @property
     def group_mass(self) -> Tensor:

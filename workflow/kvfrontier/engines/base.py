@@ -17,6 +17,7 @@ from kvfrontier.parameters import settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvfrontier.cache.fetch_log import FetchLog
     from kvfrontier.plan.device import Device
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
@@ -48,6 +49,7 @@ class Generation:
     memory: list[tuple[str, str, float]] = field(default_factory=list)
     kept_tokens: list[list[float]] = field(default_factory=list)  # [layer][kv_head], mean over the batch
     seen_tokens: float = 0.0  # mean over the batch: prompt + decoded tokens that entered the cache
+    fetched: list[FetchLog] = field(default_factory=list)  # [layer], of strategies that fetch while decoding
 
 
 class Sequences(ABC):
@@ -89,6 +91,10 @@ class Sequences(ABC):
     def bytes_by_metric(self) -> dict[str, int]:
         """Exact bytes now: `kv_device_bytes`, `kv_host_bytes`, `kv_disk_bytes` (where there are any), `kv_aux_bytes`,
         `kv_reserved_bytes`."""
+
+    def fetched(self) -> list[FetchLog]:
+        """Per layer, what decode steps fetched from another memory so far; empty where the strategy fetches nothing."""
+        return []
 
     @property
     @abstractmethod

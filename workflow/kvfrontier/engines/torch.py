@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from kvfrontier.strategies.base import Strategy
 
 _OFFERS = frozenset({"steps", "logits", "kept_positions", "text"})
-_DELIVERS = (
-    OF_ENGINE | OF_WORKLOAD | {"attention_mass", "chunks", "decode_mass", "rotation", "transfers", "whole_sequence"}
-)
+_DELIVERS = OF_ENGINE | OF_WORKLOAD
+_DELIVERS |= {"attention_mass", "chunks", "decode_mass", "queries_ahead", "rotation", "transfers", "whole_sequence"}
 
 
 @engine("torch")

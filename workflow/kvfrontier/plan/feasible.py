@@ -93,7 +93,7 @@ class Feasibility:
         if key in self._answers or budget in (None, 1.0) or not isinstance(context, int):
             return
         self._answers[key] = ""
-        kept = strategy.plugin.kept_tokens(context)
+        kept = strategy.plugin.most_attended(context)
         asked = budget if isinstance(budget, float) else budget / context
         if abs(kept / context - asked) > NOTED * asked:
             instead = f"{kept / context:.3g} instead of {show(budget)}{'' if isinstance(budget, float) else ' tokens'}"

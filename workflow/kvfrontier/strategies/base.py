@@ -31,7 +31,7 @@ class Strategy:
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
     """What must be handed over: `attention_mass` (column sums of the softmax, per query head; `decode_mass`: at decode
-    steps alone), `rotation`, notes on tokens (`cache/notes.py`)."""
+    steps alone), `rotation`, `queries_ahead` (see LayerView), notes on tokens (`cache/notes.py`)."""
     acts: ClassVar[bool] = True
     """False: every token stays as the model made it."""
     scoring: ClassVar[str] = "lse"
@@ -47,11 +47,8 @@ class Strategy:
     """True: a prefill's chunk attends to itself alone. Extensions and decode steps see all that is kept."""
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
-        """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula).
-
-        The mean over layers and KV heads, of which each may hold another number.
-        After several turns, with the tokens read so far and the decode steps since the last reading: an upper bound.
-        """
+        """Tokens held per KV head after a prefill of `prompt_tokens` and `generated_tokens` decode steps (the formula):
+        the mean over layers and heads. After several turns, with all tokens read and the steps since: a bound."""
         return prompt_tokens + generated_tokens
 
     def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:
@@ -66,6 +63,10 @@ class Strategy:
     def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Bytes of one sequence's keys and values in all layers and tiers (the formula); element_bytes: the model's."""
         return self.kept_tokens(prompt_tokens, generated_tokens) * spec.kv_bytes_per_token(element_bytes)
+
+    def most_attended(self, tokens: int, layer_idx: int = -1) -> int:
+        """The most of `tokens` older ones that a decode step of that layer may attend to, per KV head."""
+        return self.kept_tokens(tokens)
 
     def requires(self) -> frozenset[str]:
         """`needs`, for these settings."""

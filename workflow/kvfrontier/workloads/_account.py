@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from kvfrontier.errors import KVFrontierError
 from kvfrontier.metrics import ACHIEVED_BUDGET, KEPT_AGE_SHARE, KEPT_TOKENS, KV_FULL_BYTES, Measurement
 from kvfrontier.strategies import STRATEGIES
+from kvfrontier.workloads._fetched import fetch_measurements
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvfrontier.cache.fetch_log import FetchLog
     from kvfrontier.engines.base import Sequences, Session
     from kvfrontier.plan.model import ModelSpec
     from kvfrontier.strategies.base import Strategy
@@ -32,6 +34,9 @@ class KVAccount:
         self.kept: Counter[tuple[int, int]] = Counter()  # by (layer, head), at the last phase read
         self.ages: dict[int, list[int]] = {}  # by layer: kept tokens in each tenth of the ages, youngest first
         self.shares: list[float] = []  # kept / seen, a sequence
+        self.fetched: list[FetchLog] = []  # by layer
+        self.strategy: Strategy | None = None  # which fetched
+        self.seen = 0  # tokens, the longest sequence
 
     def read(self, phase: str, sequences: Sequences) -> None:
         """Add the bytes that `sequences` holds now."""
@@ -58,8 +63,15 @@ class KVAccount:
             counts = tenths[positions >= 0].bincount(minlength=AGES).tolist()
             self.ages[layer] = [a + b for a, b in zip(self.ages.get(layer, [0] * AGES), counts, strict=True)]
 
+    def read_fetched(self, strategy: Strategy, sequences: Sequences) -> None:
+        """Add what decode steps of `sequences` fetched from another memory, if any did."""
+        self.strategy, self.seen = strategy, max(self.seen, *sequences.seen_tokens)
+        logs = sequences.fetched()
+        self.fetched = [a.merged(b) for a, b in zip(self.fetched, logs, strict=True)] if self.fetched else logs
+
     def measurements(self) -> Iterator[Measurement]:
         """Bytes by metric and phase, kept tokens by layer and head, their ages by layer, and the achieved budget."""
+        fetched = list(fetch_measurements(self.strategy, self.fetched, self.seen)) if self.fetched else []
         for (metric, phase), value in self.bytes.items():
             yield Measurement(metric, value / self.sequences[phase], phase)
         for (layer, head), count in self.kept.items():
@@ -67,7 +79,7 @@ class KVAccount:
         for layer, counts in self.ages.items():
             for tenth, count in enumerate(counts):
                 yield Measurement(KEPT_AGE_SHARE, count / sum(counts), f"age={tenth / AGES:g}", layer=layer)
-        yield Measurement(ACHIEVED_BUDGET, sum(self.shares) / len(self.shares))
+        yield from fetched or [Measurement(ACHIEVED_BUDGET, sum(self.shares) / len(self.shares))]
 
 
 def kept_counts(sequences: Sequences) -> list[Tensor]:

@@ -118,6 +118,7 @@ class Fidelity(Workload):
         require_acted(session, strategy, kept, [self.context_tokens] * len(texts), self.continuation_tokens)
         account.read_kept(kept, sequences.seen_tokens)
         account.read_ages(sequences)
+        account.read_fetched(strategy, sequences)
         return list(torch.stack(steps, dim=1))
 
     def _step(self, sequences: Sequences, texts: Sequence[list[int]], account: KVAccount) -> list[Tensor]:

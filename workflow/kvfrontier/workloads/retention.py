@@ -157,6 +157,7 @@ class Retention(Workload):
         logits = asked.extend([item.chat.question for item in batch])
         account.read("question", asked)
         yield from self._judge(session, batch, asked, logits, phase)
+        account.read_fetched(strategy, asked)
 
     def _read(self, session: Session, strategy: Strategy, chats: Sequence[Chat]) -> Sequences:
         later = QUESTION_TOKENS + self.answer_tokens

@@ -28,6 +28,7 @@ from kvfrontier.parameters import Count, PositiveInt
 from kvfrontier.sources.text import TextKind, exact_prompts, needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import require_kept
+from kvfrontier.workloads._fetched import fetch_measurements
 from kvfrontier.workloads.base import Workload, require_positions
 
 if TYPE_CHECKING:
@@ -123,7 +124,10 @@ class Speed(Workload):
             require_kept(strategy, mean, self.context_tokens, generated, "the batch")
         for layer, heads in enumerate(generation.kept_tokens):
             yield from (Measurement(KEPT_TOKENS, count, layer=layer, head=head) for head, count in enumerate(heads))
-        yield Measurement(ACHIEVED_BUDGET, fmean(map(fmean, generation.kept_tokens)) / generation.seen_tokens)
+        if generation.fetched:
+            yield from fetch_measurements(strategy, generation.fetched, round(generation.seen_tokens))
+        else:
+            yield Measurement(ACHIEVED_BUDGET, fmean(map(fmean, generation.kept_tokens)) / generation.seen_tokens)
 
 
 def _end(generation: Generation) -> float:
