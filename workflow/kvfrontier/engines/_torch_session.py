@@ -49,6 +49,7 @@ class TorchSession(Session):
     def open(self, strategy: Strategy) -> TorchSequences:
         """An empty batch under `strategy`; raises Unsupported where the model cannot do what the strategy requires."""
         require_open_layers(strategy, self.spec)
+        strategy.check(self.spec)
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
         self._limit.renew()

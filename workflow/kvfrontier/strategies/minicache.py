@@ -52,8 +52,9 @@ class MiniCache(Strategy):
 
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported where no two layers are left to pair."""
-        if spec.layers and not self.pairs(spec.layers):
-            raise Unsupported(f"{spec.layers} layers have no pair from a depth of {self.start_depth:g} on")
+        layers = spec.open_part().layers
+        if layers and not self.pairs(layers):
+            raise Unsupported(f"{layers} layers have no pair from a depth of {self.start_depth:g} on")
 
     def storages(self, layers: int) -> list[LayerCache]:
         """Plain layers, and the second of each pair with the first."""
