@@ -17,9 +17,11 @@ class Infinigen(Speculation):
     `overlap: none` is the order "speculate, gather, copy, go on"; the authors' code copies beside the layer's MLP
     (`copy`); `layer` gathers beside it, too. None of them changes an output. On a CPU both memories are RAM.
     Differs: A and columns are per KV head, from its group's queries stacked, after RoPE (the authors': heads without
-    groups; RoPE for accuracy only); the prompt itself calibrates; a group's score is its largest; counts are averaged
-    over the heads of one sequence, not over the batch too, so that a row does not depend on the others; the step's own
-    token is attended to beside the budget; budget 1.0 fetches everything, whatever alpha is. Prefills and extensions
-    (a question, the next turn) attend to all tokens: what is asked without decoding is answered as by a full cache.
+    groups; RoPE for accuracy only); the prompt itself calibrates, by its queries alone, as in the authors' fast code
+    (their accuracy code for Llama adds the columns of K A, up to 2 r d: compare r 0.4); a group's score is its largest;
+    counts are averaged over the heads of one sequence, not over the batch too, so that a row does not depend on the
+    others; the step's own token is attended to beside the budget; budget 1.0 fetches everything, whatever alpha is.
+    Prefills and extensions (a question, the next turn) attend to all tokens: what is asked without decoding is answered
+    as by a full cache.
     Phases: prefill (no scores), every decode step. Needs: queries_ahead, transfers.
     """
