@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvfrontier.errors import ConfigError, Problem, Unsupported
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.document import Text, show
+from kvfrontier.plan.environment import other
 from kvfrontier.plan.options import Option
 from kvfrontier.plan.planned import PlannedCell
 
@@ -43,6 +44,7 @@ class Feasibility:
             (workload, (id(workload), id(engine)), lambda: _check_needs(engine.plugin, workload.plugin)),
             (strategy, (id(strategy), model), lambda: strategy.plugin.check(spec)),
             (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
+            (engine, (id(engine), "environment"), lambda: _check_environment(engine.plugin)),
         )
         for option, key, question in questions:
             if key not in self._answers:
@@ -116,6 +118,11 @@ def _check_needs(engine, workload) -> None:
         raise Unsupported(
             f"engine {engine.name} does not offer {', '.join(missing)}, which workload {workload.name} needs"
         )
+
+
+def _check_environment(engine) -> None:
+    if environment := other(engine.environment):
+        environment.require()
 
 
 def _answer(question: Callable[[], None]) -> str:
