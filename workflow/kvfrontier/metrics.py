@@ -80,6 +80,7 @@ KV_AUX_BYTES = _metric("kv_aux_bytes", "B", "lower", "Bytes a strategy keeps bes
 KV_RESERVED_BYTES = _metric("kv_reserved_bytes", "B", "lower", "Bytes of the allocated KV tensors, used or not")
 KV_FORMULA_BYTES = _metric("kv_formula_bytes", "B", "neither", "Bytes the strategy's own formula predicts to keep")
 KV_FULL_BYTES = _metric("kv_full_bytes", "B", "neither", "Bytes a full cache of the same tokens would keep")
+KV_MASKED_BYTES = _metric("kv_masked_bytes", "B", "lower", "Bytes of held keys and values that attention has to skip")
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )

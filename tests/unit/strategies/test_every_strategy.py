@@ -12,6 +12,7 @@ from kvfrontier.registry import STRATEGIES
 from kvfrontier.strategies.base import Eviction
 from reference import masked_forward
 from tiny import exact_llama, random_prompts, tiny_llama
+from torch_strategies import TORCH_STRATEGIES
 
 LENGTHS, STEPS = [250, 131, 12], 12  # one row passes 256 tokens while it decodes, one is shorter than any window
 CHUNK = 7  # of strategies that define their own: prompts and turns have several, the last ones uneven
@@ -31,9 +32,9 @@ def make(name, budget=0.3, chunk_tokens=CHUNK):
     return STRATEGIES.get(name)(**{key: value for key, value in given.items() if has_field(name, key)})
 
 
-EVERY = pytest.mark.parametrize("name", STRATEGIES.names())
-WITH_BUDGET = pytest.mark.parametrize("name", [name for name in STRATEGIES.names() if has_budget(name)])
-EVICTING = pytest.mark.parametrize("name", [n for n in STRATEGIES.names() if issubclass(STRATEGIES.get(n), Eviction)])
+EVERY = pytest.mark.parametrize("name", TORCH_STRATEGIES)
+WITH_BUDGET = pytest.mark.parametrize("name", [name for name in TORCH_STRATEGIES if has_budget(name)])
+EVICTING = pytest.mark.parametrize("name", [n for n in TORCH_STRATEGIES if issubclass(STRATEGIES.get(n), Eviction)])
 
 
 @pytest.fixture(scope="module")

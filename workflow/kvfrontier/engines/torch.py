@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from kvfrontier.engines import engine
 from kvfrontier.engines.base import Engine
-from kvfrontier.errors import DeviceMismatch, Unsupported
+from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import PositiveInt
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _DELIVERS = frozenset({"attention_mass", "chunks", "decode_mass", "rotation"})
 class Torch(Engine):
     """transformers models with full attention through the AttentionInterface; every strategy at every step."""
 
-    offers = frozenset({"steps", "logits", "kept_positions", "text"})
+    offers = frozenset({"steps", "logits", "kept_positions", "text", "turns"})
     packages = ("torch", "transformers")
 
     dtype: Annotated[
@@ -54,29 +53,11 @@ class Torch(Engine):
         """Load the model on the declared device; raises DeviceMismatch where this machine has another one."""
         import torch
 
+        from kvfrontier.engines._device import dtype_for, verify_device
         from kvfrontier.engines._torch_session import TorchSession
         from kvfrontier.models.loader import load_model
 
-        _verify_device(device)
+        verify_device(device)
         torch.set_num_threads(self.threads)
-        dtype = self.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device.kind == "cuda" else "float32"
-        loaded, tokenizer = load_model(model, device, dtype)
+        loaded, tokenizer = load_model(model, device, dtype_for(self.dtype, device))
         return TorchSession(loaded, tokenizer, self.prefill, self.chunk_tokens, model.name)
-
-
-def _verify_device(device: Device) -> None:
-    """Raise DeviceMismatch unless this machine has the device that the campaign declares."""
-    import torch
-
-    if device.kind == "cuda":
-        if not torch.cuda.is_available():
-            raise DeviceMismatch(f"device '{device.name}' is declared as CUDA; this machine has no usable CUDA device")
-        found = torch.cuda.get_device_name()
-    else:
-        cpuinfo = Path("/proc/cpuinfo")
-        found = cpuinfo.read_text() if device.match and cpuinfo.exists() else device.match
-    if device.match.lower() not in found.lower():
-        shown = found.split("model name\t: ")[-1].splitlines()[0]
-        raise DeviceMismatch(f"device '{device.name}' must be named '{device.match}'; this machine has '{shown}'")

@@ -36,6 +36,8 @@ class Strategy:
     """How `attention_mass` is computed; a strategy may make it a field."""
     even_heads: ClassVar[bool] = True
     """All KV heads of a layer keep as many tokens; if not, the layer's mean is what the formula says."""
+    keeps_at_most: ClassVar[bool] = False
+    """`kept_tokens` is an upper bound, not what is kept to the token."""
     storage_drops: ClassVar[bool] = True
     """Whether `storage` can lose single tokens while decoding."""
     chunk_tokens: ClassVar[int | None] = None
