@@ -53,7 +53,7 @@ class TwoPythons(Workspace):
 
     def row(self, engine: str, seed: int) -> dict:
         """The newest row of a cell, provenance as a dict."""
-        table, _ = read_table(self.results, ["cell", "status", "reason", "started_at", "provenance"])
+        table, _ = read_table(self.results, ["cell", "fingerprint", "status", "reason", "started_at", "provenance"])
         found = [{**row, "cell": json.loads(row["cell"])} for row in table.to_pylist()]
         found = [row for row in found if (row["cell"]["engine"]["name"], row["cell"]["seed"]) == (engine, seed)]
         newest = max(found, key=lambda row: row["started_at"])
@@ -75,6 +75,8 @@ def test_cells_wait_for_their_environment_and_then_run_with_its_python(tmp_path)
     assert there["provenance"]["environment"].startswith("fake-") and there["provenance"][LIBRARY] == VERSION
     assert "environment" not in here["provenance"] and LIBRARY not in here["provenance"]
     assert space.naps_taken().total() == 2, "the other engine's cell was measured again"
+    again = space.run("kvfrontier", "rerun", there["fingerprint"])
+    assert again.returncode == 0 and "\nReproduced." in again.stdout, again.stdout
 
     # Planned with it, and gone when the worker starts: its Python is another one, which says so.
     space.campaign({"engine": ["elsewhere"], "workload": [{"name": "nap"}], "seed": [1]})

@@ -26,9 +26,7 @@ def run(tmp_path):
     def call(*arguments):
         calls = tmp_path / "calls"
         calls.unlink(missing_ok=True)
-        done = subprocess.run(
-            [tmp_path / "scripts" / "run", *arguments], env=os.environ, capture_output=True, text=True
-        )
+        done = subprocess.run([tmp_path / "scripts" / "run", *arguments], capture_output=True)
         return done.returncode, calls.read_text().splitlines() if calls.exists() else []
 
     return call

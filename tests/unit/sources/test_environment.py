@@ -1,5 +1,8 @@
 """Environments are made whole or not at all, once, and read without importing any of them. Real pip, no network."""
 
+import subprocess
+import sys
+
 import pytest
 from fake_environment import LIBRARY, VERSION, FakeEnvironment, write_wheel
 from kvfrontier.errors import KVFrontierError, Unavailable, Unsupported
@@ -19,6 +22,12 @@ def fake(tmp_path, monkeypatch):
     return fake
 
 
+def python_of_a_shell(environment):
+    """What Ray's shell starts."""
+    program = f"exec {environment.for_a_shell()} -c 'import sys; print(sys.executable)'"
+    return subprocess.run(["bash", "-c", program], capture_output=True, text=True).stdout.strip()
+
+
 def test_it_is_made_once_and_told_by_its_files(fake, monkeypatch, caplog):
     environment = Environment("fake")
     assert package_version(f"fake/{LIBRARY}") == "not installed"
@@ -33,10 +42,19 @@ def test_it_is_made_once_and_told_by_its_files(fake, monkeypatch, caplog):
     assert package_version("fake/nonsense") == "not installed"
     assert [found.name for found in environments.environments()] == ["fake"]
 
+    assert python_of_a_shell(environment) == str(environment.python)
+
     monkeypatch.setattr(making.subprocess, "Popen", None)
     make(environment)  # nothing is run
     fake.pin(f"{LIBRARY}=={VERSION}", "# other pins")
     assert not environment.is_made, "other pins are another environment"
+
+
+def test_where_it_is_missing_a_shell_starts_this_python_and_the_worker_says_so(fake):
+    assert python_of_a_shell(Environment("fake")) == sys.executable
+    environments.require_here("core")
+    with pytest.raises(Unavailable, match="environment 'fake' is missing: kvfrontier env make fake"):
+        environments.require_here("fake")
 
 
 def test_what_was_left_half_is_made_again(fake):

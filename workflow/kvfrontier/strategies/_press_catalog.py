@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 from functools import lru_cache
@@ -11,6 +12,8 @@ from typing import Any
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.environment import Environment
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT = Environment("kvpress")
 FILE = "presses.json"
@@ -61,6 +64,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _ask() -> str:
+    logger.info("asking kvpress which presses it has (once)")
     asked = subprocess.run([ENVIRONMENT.python, "-I", "-c", PROGRAM], capture_output=True, text=True)
     if asked.returncode:
         said = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
