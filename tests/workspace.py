@@ -58,7 +58,7 @@ class Workspace:
             "KVFRONTIER_ROOT": str(self.root),
             "KVFRONTIER_NAPS": str(self.naps),
             "KVFRONTIER_WORKERS": "2",
-            "PYTHONPATH": str(self.root),
+            "PYTHONPATH": f"{self.root}:{CHECKOUT / 'workflow'}",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
 

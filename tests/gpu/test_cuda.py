@@ -9,6 +9,7 @@ from kvfrontier.cache.scores import RowWeights
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
 from tiny import random_prompts, tiny_llama
+from torch_strategies import TORCH_STRATEGIES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +29,7 @@ def run(model, strategy, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"prefill": "eager"}, {"prefill": "chunked", "chunk_tokens": 17}], ids=str)
-@pytest.mark.parametrize("name", STRATEGIES.names())
+@pytest.mark.parametrize("name", TORCH_STRATEGIES)
 def test_float32_on_cuda_equals_the_cpu(name, options):
     plugin = STRATEGIES.get(name)
     strategy = plugin() if plugin.chunk_tokens is None else plugin(chunk_tokens=11)

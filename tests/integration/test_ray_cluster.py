@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from two_pythons import SENTENCE, TwoPythons
 from workspace import CHECKOUT, Workspace, wait_until
 
 pytestmark = [pytest.mark.workflow, pytest.mark.ray, pytest.mark.timeout(400)]
@@ -68,7 +69,7 @@ class OnCluster:
 
 @pytest.fixture(scope="module")
 def on_cluster(tmp_path_factory):
-    space = Workspace(tmp_path_factory.mktemp("cluster"))
+    space = TwoPythons(tmp_path_factory.mktemp("cluster"))
     shape = (space.root / "config" / "models.yaml").read_text()
     (space.root / "config" / "models.yaml").write_text(shape + shape.replace("toy:", "toy2:"))
     bare = space.root / "bare"
@@ -146,6 +147,21 @@ def test_stuck_workers_are_gone_after_ctrl_c_and_after_their_time_and_the_cluste
     assert space.statuses() == {("ok", 1): 2, ("timeout", 1): 2}
     wait_until(lambda: not space.processes("ray::EngineWorker"), 20, "our workers are gone again")
     assert on_cluster.cluster.poll() is None and len(space.processes("raylet/raylet")) == 2
+
+
+def test_an_environment_of_an_engine_is_used_where_a_node_has_it(on_cluster):
+    space = on_cluster.space
+    assert space.run("kvfrontier", "env", "make", "fake").returncode == 0
+    plan(on_cluster, [20], engine=["elsewhere"])
+    told = on_cluster.measure(on_cluster.address)
+    row = space.row("elsewhere", 20)
+    assert row["status"] == "ok" and row["provenance"]["environment"].startswith("fake-"), told.stdout
+    plan(on_cluster, [21], engine=["elsewhere"])
+    made = next((space.fake.cache / "envs").iterdir())
+    made.rename(space.root / made.name)
+    told = on_cluster.measure(on_cluster.address)
+    row = space.row("elsewhere", 21)
+    assert (row["status"], row["reason"]) == ("error", SENTENCE), told.stdout
 
 
 def test_two_shards_at_once_on_both_nodes_of_which_one_is_lost(on_cluster):

@@ -80,6 +80,7 @@ def test_every_unit_has_a_place_in_the_import_order():
     [
         ("ray", {"run/ray_dispatch.py"}),
         ("snakemake", set()),
+        ("kvpress", {"engines/_kvpress_lane.py", "engines/_kvpress_session.py"}),
         ("transformers.cache_utils", {path for path in map(str, MODULES) if "/cache/" in path}),
     ],
 )

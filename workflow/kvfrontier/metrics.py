@@ -89,6 +89,7 @@ FETCHED_BYTES = _metric(
 STORED_BYTES = _metric(
     "stored_bytes", "B", "lower", "Bytes copied to a slower memory in a prefill, or in a decode step on average"
 )
+KV_MASKED_BYTES = _metric("kv_masked_bytes", "B", "lower", "Bytes of held keys and values that attention has to skip")
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )

@@ -1,9 +1,12 @@
 """What a driver makes of a Ray that does not do what it should; Ray itself is a script here."""
 
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import kvfrontier
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.run import meeting, ray_cluster, ray_dispatch
@@ -73,7 +76,21 @@ def started(answer, **more):
 def test_an_actor_takes_what_its_engine_needs_and_is_up_when_it_says_so():
     ray, pool = started(Meeting(7, "node1"))
     assert (ray.options["num_cpus"], ray.options["num_gpus"], ray.options["max_restarts"]) == (2, 1.0, 0)
+    assert "runtime_env" not in ray.options
     assert pool.wait(0.0) == [(0, Up("node1"))]
+
+
+@pytest.mark.parametrize("on_this_machine", [True, False])
+def test_an_engine_of_another_environment_gets_its_python_and_our_code(on_this_machine):
+    """On a cluster our code travels as that of all workers; here it is where this process has it."""
+    ray = ScriptedRay(Meeting(7, "node1"))
+    pool = a_pool(ray, replace(ONE_GPU, environment="fake"))
+    pool.home.on_this_machine = on_this_machine
+    pool.start(0)
+    own = ray.options["runtime_env"]
+    assert "/envs/fake-" in own["py_executable"] and sys.executable in own["py_executable"]
+    code = str(Path(kvfrontier.__file__).parents[1])
+    assert own["env_vars"].get("PYTHONPATH", "").split(":")[0] == (code if on_this_machine else "")
 
 
 def test_a_node_that_does_not_see_the_results_stops_the_shard():

@@ -10,9 +10,10 @@ import torch
 from kvfrontier.cache.kv import KVCache
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
-from kvfrontier.strategies.base import Eviction
+from kvfrontier.strategies._eviction import Eviction
 from reference import masked_forward
 from tiny import exact_llama, random_prompts, tiny_llama
+from torch_strategies import TORCH_STRATEGIES
 from toy_tokenizer import toy_tokenizer
 
 LENGTHS, STEPS = [250, 131, 12], 12  # one row passes 256 tokens while it decodes, one is shorter than any window
@@ -38,7 +39,7 @@ def decodes(name):
     return "whole_sequence" not in make(name).requires()
 
 
-NAMES = [name for name in STRATEGIES.names() if decodes(name)]
+NAMES = [name for name in TORCH_STRATEGIES if decodes(name)]
 EVERY = pytest.mark.parametrize("name", NAMES)
 WITH_BUDGET = pytest.mark.parametrize("name", [name for name in NAMES if has_budget(name)])
 EVICTING = pytest.mark.parametrize("name", [n for n in NAMES if issubclass(STRATEGIES.get(n), Eviction)])

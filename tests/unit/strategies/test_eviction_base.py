@@ -7,7 +7,8 @@ import torch
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.parameters import settings
 from kvfrontier.registry import STRATEGIES
-from kvfrontier.strategies.base import Eviction, Strategy
+from kvfrontier.strategies._eviction import Eviction
+from kvfrontier.strategies.base import Strategy
 from pydantic import ValidationError
 from reference import masked_forward
 from tiny import random_prompts, tiny_llama

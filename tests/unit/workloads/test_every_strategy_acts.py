@@ -10,6 +10,7 @@ from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import Unsupported
 from kvfrontier.registry import STRATEGIES, WORKLOADS
 from tiny import tiny_llama
+from torch_strategies import TORCH_STRATEGIES
 from toy_tokenizer import VOCAB, toy_tokenizer
 
 CASES = {
@@ -20,7 +21,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("workload", CASES)
-@pytest.mark.parametrize("name", STRATEGIES.names())
+@pytest.mark.parametrize("name", TORCH_STRATEGIES)
 def test_what_is_kept_is_what_the_formula_says(name, workload):
     made = STRATEGIES.get(name)
     strategy = made(budget=0.3) if any(field.name == "budget" for field in fields(made)) else made()

@@ -131,11 +131,13 @@ class Engine(ABC):
 
     name: ClassVar[str]
     offers: ClassVar[frozenset[str]] = frozenset()
-    """Of `steps` (Sequences), `logits`, `kept_positions`, `text` (a tokenizer), `memory_limit_gb` (one is set):
-    what workloads may need."""
+    """What workloads may need: of `steps` (Sequences), `logits`, `kept_positions`, `text` (a tokenizer), `turns` (each
+    `extend` is compressed, too), `memory_limit_gb` (one is set)."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions change the numbers."""
     source: ClassVar[Literal["measured", "model"]] = "measured"
+    environment: ClassVar[str] = "core"
+    """Whose Python runs it. Others than `core` are pinned in envs/NAME.txt and made by `kvfrontier env make NAME`."""
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         """Raise Unsupported for what this engine cannot do; called when the plan is made."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from pydantic import Field
 from kvfrontier.cache.notes import OF_ENGINE, OF_WORKLOAD
 from kvfrontier.engines import engine
 from kvfrontier.engines.base import Engine, require_open_layers
-from kvfrontier.errors import DeviceMismatch, Unsupported
+from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import PositiveInt
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
-_OFFERS = frozenset({"steps", "logits", "kept_positions", "text"})
+_OFFERS = frozenset({"steps", "logits", "kept_positions", "text", "turns"})
 _DELIVERS = OF_ENGINE | OF_WORKLOAD
 _DELIVERS |= {"attention_mass", "chunks", "decode_mass", "queries_ahead", "rotation", "transfers", "whole_sequence"}
 
@@ -72,36 +71,18 @@ class Torch(Engine):
         """Load the model on the declared device; raises DeviceMismatch where this machine has another one."""
         import torch
 
+        from kvfrontier.engines._device import dtype_for, verify_device
         from kvfrontier.engines._memory import MemoryLimit
         from kvfrontier.engines._torch_session import TorchSession
         from kvfrontier.models.loader import load_model
 
-        _verify_device(device)
+        verify_device(device)
         torch.set_num_threads(self.threads)
-        dtype = self.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device.kind == "cuda" else "float32"
         limit = MemoryLimit(torch.device(device.kind), self.memory_limit_gb)
         with ExitStack() as failing:
             failing.callback(limit.lift)
             limit.renew()
-            loaded, tokenizer = load_model(model, device, dtype)
+            loaded, tokenizer = load_model(model, device, dtype_for(self.dtype, device))
             session = TorchSession(loaded, tokenizer, self.prefill, self.chunk_tokens, model.name, limit)
             failing.pop_all()  # from here on the session lifts it
         return session
-
-
-def _verify_device(device: Device) -> None:
-    """Raise DeviceMismatch unless this machine has the device that the campaign declares."""
-    import torch
-
-    if device.kind == "cuda":
-        if not torch.cuda.is_available():
-            raise DeviceMismatch(f"device '{device.name}' is declared as CUDA; this machine has no usable CUDA device")
-        found = torch.cuda.get_device_name()
-    else:
-        cpuinfo = Path("/proc/cpuinfo")
-        found = cpuinfo.read_text() if device.match and cpuinfo.exists() else device.match
-    if device.match.lower() not in found.lower():
-        shown = found.split("model name\t: ")[-1].splitlines()[0]
-        raise DeviceMismatch(f"device '{device.name}' must be named '{device.match}'; this machine has '{shown}'")

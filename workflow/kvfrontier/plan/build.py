@@ -12,6 +12,7 @@ from kvfrontier.plan.axes import SECTIONS
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.cell import Cell, Component
 from kvfrontier.plan.code import CodeBase
+from kvfrontier.plan.environment import qualified
 from kvfrontier.plan.feasible import Feasibility
 from kvfrontier.plan.fingerprint import Fingerprints, fingerprint
 from kvfrontier.plan.grid import Grid, build_cell, expand
@@ -37,7 +38,7 @@ def build_plan(project: Project, campaign: Campaign, code: CodeBase | None = Non
         members={shard.name: members for shard, members in shards.items()},
         models=tuple(dict.fromkeys(option.label for option in _used(campaign, grid, "model"))),
         data=tuple(sorted({name for option in workloads for name in option.plugin.data()})),
-        packages=tuple(sorted({name for option in (*engines, *workloads) for name in option.plugin.packages})),
+        packages=_packages(engines, workloads),
         notes=(*grid.notes, *feasibility.notes()),
         timeout_s=campaign.timeout_s,
         max_attempts=campaign.max_attempts,
@@ -100,6 +101,14 @@ def _cell_id(texts: list[str]) -> str:
         f'"strategy":{strategy},"workload":{workload}}}'
     )
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _packages(engines: list[Option], workloads: list[Option]) -> tuple[str, ...]:
+    """What `package_version` is to be asked for: each engine's environment has its own versions."""
+    places = {(engine.plugin.environment, package) for engine in engines for package in engine.plugin.packages}
+    environments = {engine.plugin.environment for engine in engines}
+    places |= {(where, package) for where in environments for option in workloads for package in option.plugin.packages}
+    return tuple(sorted(qualified(package, where) for where, package in places))
 
 
 def _used(campaign: Campaign, grid: Grid, section: str) -> list[Option]:

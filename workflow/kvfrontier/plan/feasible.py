@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvfrontier.errors import ConfigError, Problem, Unsupported
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.document import Text, show
+from kvfrontier.plan.environment import other
 from kvfrontier.plan.options import Option
 from kvfrontier.plan.planned import PlannedCell
 
@@ -44,6 +45,7 @@ class Feasibility:
             (strategy, ("told", id(workload), id(strategy)), lambda: workload.plugin.check_strategy(strategy.plugin)),
             (strategy, (id(strategy), model), lambda: strategy.plugin.check(spec)),
             (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
+            (engine, (id(engine), "environment"), lambda: _check_environment(engine.plugin)),
         )
         for option, key, question in questions:
             if key not in self._answers:
@@ -117,6 +119,11 @@ def _check_needs(engine, workload) -> None:
         raise Unsupported(
             f"engine {engine.name} does not offer {', '.join(missing)}, which workload {workload.name} needs"
         )
+
+
+def _check_environment(engine) -> None:
+    if environment := other(engine.environment):
+        environment.require()
 
 
 def _answer(question: Callable[[], None]) -> str:

@@ -14,6 +14,7 @@ from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.catalog import device_part
 from kvfrontier.plan.cell import Cell, content_hash
 from kvfrontier.plan.code import CodeBase
+from kvfrontier.plan.environment import NOT_INSTALLED, Environment, qualified
 from kvfrontier.plan.options import Option
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
 
@@ -62,7 +63,7 @@ class Fingerprints:
         if names := workload.plugin.data():
             parts["data"] = content_hash({name: self._data(name, workload) for name in names}, 16)
         for package in sorted({*engine.packages, *workload.plugin.packages}):
-            parts[f"package:{package}"] = package_version(package)
+            parts[f"package:{package}"] = package_version(qualified(package, engine.environment))
         return parts
 
     def _data(self, name: str, workload: Option) -> str:
@@ -110,10 +111,18 @@ def changed_parts(now: Mapping[str, str], before: Mapping[str, str], ignore: Ite
     return [name for name in names if now.get(name) != before.get(name) and not is_ignored(name, ignore)]
 
 
-@lru_cache(maxsize=256)
 def package_version(distribution: str) -> str:
-    """Version of an installed distribution, read from its metadata; `not installed` where it is missing."""
+    """Version of an installed distribution, read from its metadata; `not installed` where it is missing.
+
+    `kvpress/transformers`: the one in the environment `kvpress`.
+    """
+    environment, _, name = distribution.rpartition("/")
+    return Environment(environment).version(name) if environment else _installed(name)
+
+
+@lru_cache(maxsize=256)
+def _installed(distribution: str) -> str:
     try:
         return version(distribution)
     except (PackageNotFoundError, ValueError):  # a plan that somebody edited may hold any name
-        return "not installed"
+        return NOT_INSTALLED

@@ -18,6 +18,7 @@ from kvfrontier.metrics import (
 )
 from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_devices, load_models
+from kvfrontier.plan.environment import require_here
 from kvfrontier.run.failure import Failure, ImpossibleValue, Overspent, describe
 from kvfrontier.run.outcome import outcome_row
 from kvfrontier.run.provenance import entry_facts, machine_facts, memory_facts, moment_facts, package_facts
@@ -42,6 +43,7 @@ class Sessions:
         key = (cell.model, cell.engine, cell.device)
         if key != self._key:
             self.close()
+            require_here(engine.environment)
             model = load_models(self.project)[cell.model]
             device = load_devices(self.project)[cell.device]
             self._session, self._key = engine.load(model, device), key

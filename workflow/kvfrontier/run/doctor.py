@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from kvfrontier.plan.catalog import load_devices
+from kvfrontier.plan.environment import environments
 from kvfrontier.plan.project import Project, kvfrontier_cache
 from kvfrontier.run.machine import available_bytes, meminfo, usable_cores
 from kvfrontier.units import format_bytes
@@ -37,6 +38,7 @@ def examine(project: Project) -> Iterator[Finding]:
         "memory", "ok", f"{format_bytes(available_bytes())} of {format_bytes(meminfo()['MemTotal'])} available"
     )
     yield from _packages()
+    yield from _environments()
     yield from _cuda()
     yield from _folder("results", project.results)
     yield from _folder("cache", kvfrontier_cache())
@@ -51,6 +53,14 @@ def _packages() -> Iterator[Finding]:
             yield Finding(name, "ok", version(name))
         except PackageNotFoundError:
             yield Finding(name, "problem", "not installed; scripts/run makes the environment from envs/core.txt")
+
+
+def _environments() -> Iterator[Finding]:
+    for environment in environments():
+        topic = f"environment {environment.name}"
+        is_made = environment.is_made
+        missing = f"not made, so cells of its engine are unsupported: {environment.recipe}"
+        yield Finding(topic, "ok" if is_made else "note", str(environment.folder) if is_made else missing)
 
 
 def _cuda() -> Iterator[Finding]:

@@ -109,7 +109,8 @@ def _run(
     lonely = {task.planned.fingerprint for task in alone}
     shared = [task for task in tasks if task.planned.fingerprint not in lonely]
     placement = place(shard.project, shard.cells[0].cell, plugins[0][1], workers, address)
-    placement = replace(placement, workers=max(1, min(placement.workers, len(shared))))  # never more than cells
+    most = max(1, min(placement.workers, len(shared)))  # never more than cells
+    placement = replace(placement, workers=most, environment=plugins[0][1].environment)
 
     def keep(task: Task, status: str, reason: str, reason_class: str, phase: str) -> str:
         stored = _status_of_row(shard.campaign_dir, task)

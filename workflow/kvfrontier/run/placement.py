@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvfrontier.plan.catalog import load_devices, load_models
+from kvfrontier.plan.environment import CORE
 from kvfrontier.run.machine import available_bytes, usable_cores
 
 if TYPE_CHECKING:
@@ -29,12 +30,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where workers run and what each takes. `address`: a running Ray cluster, or empty for one of our own."""
+    """Where workers run and what each takes. `address`: a running Ray cluster, or empty for one of our own.
+
+    environment: whose Python runs them.
+    """
 
     workers: int = 1
     threads: int = 1
     gpus: float = 0.0
     address: str = ""
+    environment: str = CORE
 
 
 def place(project: Project, cell: Cell, engine: Engine, workers: int | None = None, address: str = "") -> Placement:

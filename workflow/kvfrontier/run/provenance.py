@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from kvfrontier.errors import KVFrontierError
 from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_data, load_devices, load_models
 from kvfrontier.plan.device import Device
+from kvfrontier.plan.environment import CORE, NOT_INSTALLED, qualified, running_in
+from kvfrontier.plan.fingerprint import package_version
 from kvfrontier.plan.revision import current_revision
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def machine_facts(root: Path) -> dict[str, str]:
     facts = {
         "kvfrontier": __version__,
         "python": platform.python_version(),
+        "environment": running_in(),
         "host": socket.gethostname(),
         "os": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_model(),
@@ -48,7 +50,7 @@ def machine_facts(root: Path) -> dict[str, str]:
 def driver_facts(project: Project, cell: Cell) -> dict[str, str]:
     """What stands in the row of a cell that no worker could write: of the driver's machine, and the cell's entries."""
     engine, _, workload = instantiate(cell)
-    packages = package_facts((*engine.packages, *workload.packages))
+    packages = package_facts((*engine.packages, *workload.packages), engine.environment)
     return {**machine_facts(project.root), **entry_facts(project, cell, workload.data()), **packages}
 
 
@@ -94,18 +96,10 @@ def _entry(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, str]:
     return {name: json.dumps(found, sort_keys=True, separators=(",", ":"))} if found else {}
 
 
-def package_facts(names: Iterable[str]) -> dict[str, str]:
-    """Versions of the named distributions; one that is not installed is left out."""
-    found = {name: _package_version(name) for name in sorted(set(names))}
-    return {name: value for name, value in found.items() if value}
-
-
-@cache
-def _package_version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+def package_facts(names: Iterable[str], environment: str = CORE) -> dict[str, str]:
+    """Versions of the named distributions of this process, or of an environment; one that is missing is left out."""
+    found = {name: package_version(qualified(name, environment)) for name in sorted(set(names))}
+    return {name: value for name, value in found.items() if value != NOT_INSTALLED}
 
 
 def moment_facts(concurrent_cells: int) -> dict[str, str]:

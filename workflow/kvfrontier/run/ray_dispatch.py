@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvfrontier.errors import Unavailable
+from kvfrontier.plan.environment import other
 from kvfrontier.plan.project import Project
 from kvfrontier.run.machine import OutOfMemoryKills
 from kvfrontier.run.meeting import Meeting, meet
@@ -93,9 +94,18 @@ class RayPool:
             max_restarts=0,
             max_task_retries=0,
             **self.home.options,
+            **self._own_python(),
         )
         self._actors[worker] = actor = actor_class.remote(self.project, self.campaign_dir)
         self._meetings[actor.__ray_call__.remote(meet, self._sign, self.project.root)] = worker
+
+    def _own_python(self) -> dict[str, Any]:
+        """Where the engine has an environment of its own. A cluster's workers get our code as that of all of them."""
+        environment = other(self.placement.environment)
+        if environment is None:
+            return {}
+        code = environment.variables() if self.home.on_this_machine else {}
+        return {"runtime_env": {"py_executable": environment.for_a_shell(), "env_vars": code}}
 
     def stop(self, worker: int) -> None:
         actor = self._actors.pop(worker, None)

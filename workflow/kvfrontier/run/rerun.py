@@ -23,6 +23,7 @@ from kvfrontier.plan.build import instantiate
 from kvfrontier.plan.catalog import load_data, load_devices, load_models
 from kvfrontier.plan.cell import Cell
 from kvfrontier.plan.code import CodeBase
+from kvfrontier.plan.environment import other
 from kvfrontier.plan.feasible import Feasibility
 from kvfrontier.plan.fingerprint import Fingerprints, changed_parts, fingerprint
 from kvfrontier.plan.options import Option
@@ -213,10 +214,12 @@ class Rerun:
         alone.write_task(self.folder, planned)
         environment = {**os.environ, "KVFRONTIER_ROOT": str(self.folder)}
         environment.pop("KVFRONTIER_RESULTS", None)
+        own = other(self.plugins[0].environment)
+        environment |= own.variables() if own else {}
         if threads := getattr(self.plugins[0], "threads", None):
             environment["OMP_NUM_THREADS"] = str(threads)
         kernel = OutOfMemoryKills()
-        command = [sys.executable, "-m", alone.__name__, str(self.folder)]
+        command = [own.python if own else sys.executable, "-m", alone.__name__, str(self.folder)]
         with (self.folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from kvfrontier.parameters import Count, PositiveInt, Share, settings
-from kvfrontier.strategies.base import Eviction
+from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator
 
 from kvfrontier.parameters import PositiveInt, settings
-from kvfrontier.strategies.base import Eviction
+from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvfrontier.parameters import settings
-from kvfrontier.strategies.base import Eviction
+from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import Count, Share
 from kvfrontier.strategies import strategy
 from kvfrontier.strategies._anchor_rank import NOTES, SPANS, Kind, Row, ranked
+from kvfrontier.strategies._eviction import Eviction
 from kvfrontier.strategies._named import Named, build
 from kvfrontier.strategies._wrapped import Wrapped
-from kvfrontier.strategies.base import Eviction
 
 if TYPE_CHECKING:
     from kvfrontier.cache.view import LayerView

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvfrontier.parameters import Count, Share
 from kvfrontier.strategies import strategy
-from kvfrontier.strategies.base import Eviction
+from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
     from torch import Tensor

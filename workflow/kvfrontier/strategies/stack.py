@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import Budget
 from kvfrontier.strategies import strategy
+from kvfrontier.strategies._eviction import Eviction
 from kvfrontier.strategies._named import Named, NamedOrNone, build
 from kvfrontier.strategies._tiered import Tiered
-from kvfrontier.strategies.base import Eviction, Strategy
+from kvfrontier.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from kvfrontier.cache.layer import LayerCache

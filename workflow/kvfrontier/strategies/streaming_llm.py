@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvfrontier.parameters import Count
 from kvfrontier.strategies import strategy
-from kvfrontier.strategies.base import Eviction
+from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -108,7 +108,7 @@ def require_kept(
 ) -> None:
     """As `require_acted`, for a mean over layers and heads that is known already."""
     expected = strategy.kept_tokens(round(prompt), generated)
-    if mean > expected + 0.5 or (mean < expected - 0.5 and not at_most):
+    if mean > expected + 0.5 or (mean < expected - 0.5 and not (at_most or strategy.keeps_at_most)):
         raise KVFrontierError(
             f"{strategy.name} keeps {mean:.1f} tokens per KV head in {what}, its formula says {expected} "
             f"(prompt {prompt:.0f}, {generated} more): the measurement would be of something else"

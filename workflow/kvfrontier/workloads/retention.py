@@ -62,7 +62,6 @@ class Retention(Workload):
     alone, and only the turns after the fact (at most the last quarter); both should be near chance.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"steps", "logits", "kept_positions", "text"})
     references: ClassVar[tuple[str, ...]] = ("full",)
     gives: ClassVar[frozenset[str]] = frozenset({"turns", "oracle_span"})
 
@@ -98,6 +97,12 @@ class Retention(Workload):
 
     def data(self) -> tuple[str, ...]:
         return needed_data("natural") if self.filler == "natural" else ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """`turns`: an engine whose strategies act again on what comes after the first reading."""
+        always = {"steps", "logits", "kept_positions", "text"}
+        return frozenset(always | {"turns"} if self.compress == "every_turn" else always)
 
     @property
     def task(self) -> str:
