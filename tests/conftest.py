@@ -13,3 +13,5 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A script's job in the background ignores Ctrl-C, and so would everything that the tests start and then interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

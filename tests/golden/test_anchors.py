@@ -106,13 +106,13 @@ def test_h2o_with_anchors_keeps_what_the_loop_keeps(case, session):
 
 def test_surprisal_is_known_of_every_token_but_the_first_and_never_for_more_than_a_chunk(monkeypatch):
     """Unequal rows, more than one chunk, an extension: against logits of one forward over everything."""
-    from kvfrontier.engines import _token_notes, _torch_session
+    from kvfrontier.engines import _token_notes, _torch_sequences
 
-    monkeypatch.setattr(_torch_session, "SURPRISAL_CHUNK", 16)
+    monkeypatch.setattr(_torch_sequences, "SURPRISAL_CHUNK", 16)
     widths = []
     note = _token_notes.note_surprisal
     monkeypatch.setattr(
-        _torch_session,
+        _torch_sequences,
         "note_surprisal",
         lambda notes, logits, *rest: (widths.append(logits.shape[1]), note(notes, logits, *rest)),
     )

@@ -21,7 +21,7 @@ options = st.fixed_dictionaries(
         "group_reduce": st.sampled_from(["max", "mean"]),
         "k_min": st.integers(1, 4),
         "sinks": st.integers(0, 3),
-        "full_layers": st.integers(1, 3),
+        "full_layers": st.integers(1, 2),
         "skew_rows": st.sampled_from([2, 2048]),
         "pool_limit": st.one_of(st.just(1.0), budgets),
         "pool_policy": st.sampled_from(["counter", "lru", "fifo"]),

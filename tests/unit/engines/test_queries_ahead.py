@@ -33,10 +33,10 @@ def hooks(model):
 def test_a_layers_own_queries_come_out_of_its_own_input(family, monkeypatch):
     model, found, attend = tiny(family), [], KVCache.attend
 
-    def note(cache, layer_idx, queries, keys, values, scale):
+    def note(cache, layer_idx, queries, *rest):
         if cache.call.phase == "decode":
             found.append((queries, cache._queries_ahead(layer_idx, 0)))
-        return attend(cache, layer_idx, queries, keys, values, scale)
+        return attend(cache, layer_idx, queries, *rest)
 
     monkeypatch.setattr(KVCache, "attend", note)
     sequences = TorchSession(model).open(Infinigen())

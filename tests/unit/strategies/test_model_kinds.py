@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -39,7 +40,8 @@ def run(sequences, prompts):
     logits += [sequences.decode([token] * len(prompts)) for token in random_prompts([STEPS], seed=11)[0]]
     kept, sizes = sequences.kept_positions(), sequences.bytes_by_metric()
     logits.append(sequences.extend([row[:10] for row in prompts]))
-    return torch.stack(logits), kept, sizes["kv_device_bytes"] + sizes["kv_host_bytes"]
+    held = sizes["kv_device_bytes"] + sizes["kv_host_bytes"] + sizes.get("kv_disk_bytes", 0)
+    return torch.stack(logits), kept, held
 
 
 @cache
@@ -86,6 +88,8 @@ def supported(kind, strategy, spec):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_strategy_acts_on_open_layers_within_its_formula_and_row_by_row(name, kind):
     strategy, spec = make(name, 0.3, CHUNK), session(kind).spec
+    if hasattr(strategy, "start_depth"):  # some kinds have two open layers: a pair only from the first on
+        strategy = replace(strategy, start_depth=0.0)
     if not supported(kind, strategy, spec):
         return
     prompts = random_prompts(LENGTHS)

@@ -209,6 +209,7 @@ class KVCache:
         twin = copy(self)
         twin.layers = deepcopy(self.layers)  # together: what they share, the copies share
         twin.notes = [{kind: list(said) for kind, said in row.items()} for row in self.notes]
+        twin.timer = UNTIMED
         twin.seen_tokens, twin.read_tokens = list(self.seen_tokens), list(self.read_tokens)
         return twin
 

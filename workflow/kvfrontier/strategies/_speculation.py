@@ -77,7 +77,7 @@ class Speculation(Strategy):
 
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported for a model whose every layer would fetch everything."""
-        if any(spec.windows):
+        if None in spec.windows and any(spec.windows):
             raise Unsupported(f"{spec.name} has sliding windows: the layer before is not always one that fetches")
         if spec.layers is not None and self.full_layers >= spec.layers and self.budget != 1.0:
             raise Unsupported(

@@ -135,7 +135,7 @@ class Anchors(Wrapped):
         marks = (found < positions.new_tensor(room)[:, None, None]) & (positions >= 0)
         cache.aux["anchors"] = torch.zeros(cache.positions.shape, dtype=torch.bool, device=positions.device)
         cache.aux["anchors"][:, :, : cache.slots] = marks
-        cache.extras["anchors"] = view.shared["anchors"]
+        cache.extras["anchors"] = view.shared["anchors"].clone()
 
     def _rank(self, view: LayerView) -> None:
         """Of each row: the rank of every position, how many are anchors, and the budget that is left beside them."""

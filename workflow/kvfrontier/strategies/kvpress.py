@@ -24,6 +24,7 @@ class KVPress(Strategy):
 
     A press that masks instead of dropping keeps all bytes, and its rows say so (`kv_masked_bytes`). Unlike our own
     strategies a press does not act again when a chat goes on after its first reading.
+    Phases: prefill; decoding presses at decode steps. Needs: the engine kvpress, in an environment of its own.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"kvpress"})
