@@ -10,7 +10,7 @@ from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import Unsupported
 from kvfrontier.registry import STRATEGIES
 from reference import NaiveLlama
-from tiny import random_prompts, tiny_llama
+from tiny import exact_llama, random_prompts, tiny_llama
 
 PROMPT, STEPS = 37, 24
 
@@ -66,6 +66,17 @@ def test_rolled_positions_stay_exact_when_a_turn_extends_the_batch():
         for token in tokens:
             expected = llama.step(token)
         torch.testing.assert_close(logits[0].double(), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_row_still_getting_its_sinks_beside_one_that_rolls_gives_what_it_gives_alone():
+    model, prompts = exact_llama(), random_prompts([1, 20])
+    strategy = STRATEGIES.get("streaming_llm")(budget=8, num_sinks=4, positions="rolled")
+    together, alone = (TorchSession(model).open(strategy) for _ in range(2))
+    together.prefill(prompts)
+    alone.prefill(prompts[:1])
+    for token in random_prompts([12], seed=1)[0]:
+        logits = together.decode([token, token])
+        torch.testing.assert_close(logits[:1], alone.decode([token]), atol=1e-9, rtol=1e-9)
 
 
 def test_rolled_positions_are_refused_where_the_rotation_is_of_another_kind():

@@ -5,7 +5,7 @@ pydantic validates them, so a field says everything once: type, bounds, default,
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -30,6 +30,14 @@ def _read_budget(value: object) -> float | int:
     if 1 < value < inf and value == int(value):
         return int(value)
     raise ValueError("a share in (0, 1] or a token count of 2 or more")
+
+
+def tokens_of(budget: float, tokens: int) -> int:
+    """A budget in tokens: a count as it is, a share of `tokens` rounded up.
+
+    1e-9: 0.07 * 100 is 7.000000000000001 in binary and must not become 8 tokens.
+    """
+    return budget if isinstance(budget, int) else ceil(budget * tokens - 1e-9)
 
 
 _BUDGET_SCHEMA = {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"type": "integer", "minimum": 2}]}

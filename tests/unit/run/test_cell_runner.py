@@ -7,7 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 from kvfrontier.errors import DeviceMismatch, Unsupported
-from kvfrontier.metrics import ACHIEVED_BUDGET, KV_DEVICE_BYTES, KV_FORMULA_BYTES, TTFT_S, Measurement
+from kvfrontier.metrics import (
+    ACHIEVED_BUDGET,
+    KV_DEVICE_BYTES,
+    KV_DISK_BYTES,
+    KV_FORMULA_BYTES,
+    KV_HOST_BYTES,
+    TTFT_S,
+    Measurement,
+)
 from kvfrontier.plan.cell import Cell, Component
 from kvfrontier.plan.planned import PlannedCell
 from kvfrontier.run import cell_runner
@@ -107,6 +115,15 @@ def test_values_that_are_not_finite_are_left_out_and_counted(outcome):
         ([], "measured nothing"),
         ([Measurement(TTFT_S, math.nan)], "measured nothing"),
         ([Measurement(KV_DEVICE_BYTES, 11, "decode"), Measurement(KV_FORMULA_BYTES, 10, "decode")], "formula allows"),
+        (
+            [
+                Measurement(KV_DEVICE_BYTES, 1, "decode"),
+                Measurement(KV_HOST_BYTES, 6, "decode"),
+                Measurement(KV_DISK_BYTES, 4, "decode"),
+                Measurement(KV_FORMULA_BYTES, 10, "decode"),
+            ],
+            "formula allows",
+        ),
     ],
 )
 def test_impossible_measurements_are_errors_not_numbers(outcome, values, words):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvfrontier.cache.precise import precise
 from kvfrontier.cache.scores import EACH_ROW, RowWeights, column_sums, matrix_sums, row_lse
 
 Kernel = Literal["sdpa", "eager"]
@@ -58,7 +59,7 @@ def attend_decode(
         mask = mask if mask is None else mask.expand(-1, -1, stacked.shape[2], -1)
         out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
         return out.reshape(batch, q_heads, 1, -1), None
-    scores = _precise(stacked @ keys.transpose(2, 3)).mul_(scale)
+    scores = precise(stacked @ keys.transpose(2, 3)).mul_(scale)
     if mask is not None:
         scores.masked_fill_(~mask, -torch.inf)
     weights = weigh(scores, sinks if sinks is None else sinks.view(kv_heads, -1, 1))
@@ -79,7 +80,7 @@ def causal_weights(queries: Tensor, keys: Tensor, scale: float, offset: int, sin
     batch, q_heads, rows, _ = queries.shape
     kv_heads, length = keys.shape[1], keys.shape[2]
     stacked = queries.reshape(batch, kv_heads, -1, queries.shape[3])  # [batch, kv_heads, group * m, head_dim]
-    scores = _precise(stacked @ keys.transpose(2, 3)).mul_(scale).view(batch, q_heads, rows, length)
+    scores = precise(stacked @ keys.transpose(2, 3)).mul_(scale).view(batch, q_heads, rows, length)
     scores.masked_fill_(~causal_mask(rows, length, offset, keys.device), -torch.inf)
     return weigh(scores, sinks if sinks is None else sinks[:, None, None])
 
@@ -87,10 +88,6 @@ def causal_weights(queries: Tensor, keys: Tensor, scale: float, offset: int, sin
 def causal_mask(rows: int, length: int, offset: int, device: torch.device) -> Tensor:
     """`[m, n]`, True where query i sees key j."""
     return torch.arange(length, device=device) <= torch.arange(rows, device=device)[:, None] + offset
-
-
-def _precise(scores: Tensor) -> Tensor:
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _weighted_values(weights: Tensor, values: Tensor) -> Tensor:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvfrontier.cache.precise import precise, precise_type
+
 HALF_MAX = torch.finfo(torch.float16).max
-
-
-def precise(dtype: torch.dtype) -> torch.dtype:
-    """The type that codes are computed in: float32, or float64 for a float64 model."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def as_half(numbers: Tensor) -> Tensor:
@@ -30,7 +27,7 @@ def divisor(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def quantise(groups: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes `[..., n]` (uint8) of groups along the last axis `[..., n]`, their scale and zero `[...]` (float16)."""
-    groups = groups.to(precise(groups.dtype))
+    groups = precise(groups)
     low, high = groups.aminmax(dim=-1, keepdim=True)
     levels = 2**bits - 1
     scale, zero = as_half((high - low) / levels), as_half(low)
@@ -40,7 +37,7 @@ def quantise(groups: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def dequantise(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     """The inverse, as near as it gets: `[..., n]` in `dtype`."""
-    wide = precise(dtype)
+    wide = precise_type(dtype)
     return torch.addcmul(zero.to(wide)[..., None], codes.to(wide), scale.to(wide)[..., None]).to(dtype)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kvfrontier.cache.link import Link
+if TYPE_CHECKING:
+    from kvfrontier.cache.link import Link
 
 
 class Held:

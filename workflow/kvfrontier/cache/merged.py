@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 from torch import Tensor
 
-from kvfrontier.cache.codes import precise
 from kvfrontier.cache.held import between
 from kvfrontier.cache.layer import LayerCache
+from kvfrontier.cache.precise import precise
+from kvfrontier.parameters import tokens_of
 
 
 def merge_directions(first: Tensor, second: Tensor, t: float) -> tuple[Tensor, Tensor]:
@@ -56,13 +56,13 @@ class Merged:
         """Merge slots `[first, counts)` `[batch, kv_heads]` of `vectors` but the share `gamma` with the largest angles,
         of equal ones the older."""
         dtype = vectors[0].dtype
-        wide = [layer.to(precise(dtype)) for layer in vectors]
+        wide = [precise(layer) for layer in vectors]
         directions, angles = merge_directions(*wide, t)
         new = between(first, counts, angles.shape[2]).to(angles.device)
         order = angles.masked_fill(~new, -1).sort(dim=-1, descending=True, stable=True).indices
         rank = order.argsort(-1)
         fresh = counts - first
-        apart_counts = torch.tensor([[ceil(gamma * n - 1e-9) for n in row] for row in fresh.tolist()])
+        apart_counts = torch.tensor([[tokens_of(gamma, n) for n in row] for row in fresh.tolist()])
         is_apart = rank < apart_counts.to(rank.device)[..., None]
         slots, apart_slots = _compact(new & ~is_apart), _compact(new & is_apart)
         lengths = tuple(_take(layer.norm(dim=-1, keepdim=True), slots).to(dtype) for layer in wide)

@@ -7,6 +7,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
+from kvfrontier.cache.precise import precise
 from kvfrontier.errors import Unsupported
 
 _FIXED = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the sequence length
@@ -19,11 +20,11 @@ class Rotary:
         self.inv_freq = inv_freq.float()  # [rotary_dim / 2]
 
     def __call__(self, keys: Tensor, by_positions: Tensor) -> Tensor:
-        """Rotate keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions, computed in float32."""
+        """Rotate keys `[batch, kv_heads, n, head_dim]` forward by `[batch]` positions, in float32 or float64."""
         half = self.inv_freq.shape[0]
         angle = by_positions.to(self.inv_freq)[:, None] * self.inv_freq  # [batch, rotary_dim / 2]
         cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
-        first, second = keys[..., :half].float(), keys[..., half : 2 * half].float()
+        first, second = precise(keys[..., :half]), precise(keys[..., half : 2 * half])
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(keys.dtype)
         return torch.cat((rotated, keys[..., 2 * half :]), -1)
 

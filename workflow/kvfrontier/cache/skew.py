@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kvfrontier.cache.layer import LayerCache
+from kvfrontier.cache.precise import precise
 from kvfrontier.cache.view import LayerView
 
 _QUERIES = "skew_queries"  # [batch, q_heads, rows, head_dim], zero beyond a row's own
@@ -88,8 +89,3 @@ def partial_scores(cache: LayerCache, queries: Tensor, scale: float) -> Tensor:
     stacked = queries.reshape(batch, kv_heads, -1, queries.shape[3])
     seen = (precise(stacked) @ cache.extras[COLUMNS]).to(partial.dtype)
     return precise(seen @ partial.transpose(2, 3)).mul_(scale)
-
-
-def precise(tensor: Tensor) -> Tensor:
-    """As float32, or float64 where it is that."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -16,14 +16,10 @@ ROWS = 256  # queries of one tile: it sees at most window + ROWS keys
 
 
 class ModelWindow:
-    """What decides over a windowed layer, in a strategy's place: formulas and storage as a strategy has them."""
+    """What decides over a windowed layer, in a strategy's place, with formulas as a strategy has them."""
 
     def __init__(self, window: int):
         self.window = window
-
-    def storage(self, layer_idx: int, layers: int) -> LayerCache:
-        """Keys and values as the model makes them."""
-        return LayerCache()
 
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """What the next query may see."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvfrontier.engines._greedy import Readings, answer
 from kvfrontier.engines._kvpress_lane import Lane
-from kvfrontier.engines._memory import PeakMemory
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines.base import Generation, Sequences, Session
 from kvfrontier.strategies.base import Strategy
@@ -34,27 +33,16 @@ class KVPressSession(Session):
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
         """See `Session`. Rows of one length are read together, as kvpress's users would."""
-        peak = PeakMemory(self.device)
-        peak.reset()
-        steps = output_tokens - 1
-        self._synchronize()
-        start = time.perf_counter()
-        sequences = KVPressSequences(self, strategy, together=len({len(row) for row in prompts}) == 1)
-        produced = [sequences.prefill(prompts).argmax(-1).cpu()]
-        times = [time.perf_counter() - start]
-        memory = self._memory("prefill", sequences, strategy, prompts, 0, peak)
-        peak.reset()
-        paused = time.perf_counter() - start - times[0]  # reading memory is not the model's time
-        for _ in range(steps):
-            produced.append(sequences.decode(produced[-1]).argmax(-1).cpu())
-            times.append(time.perf_counter() - start - paused)
-        return Generation(
-            tokens=[list(row) for row in zip(*(step.tolist() for step in produced), strict=True)],
-            token_times_s=[list(times) for _ in prompts],
-            memory=memory + self._memory("decode", sequences, strategy, prompts, steps, peak),
-            kept_tokens=[counts.double().mean(0).tolist() for counts in sequences.kept_counts()],
-            seen_tokens=sum(sequences.seen_tokens) / len(prompts),
+        together = len({len(row) for row in prompts}) == 1
+        generation, sequences = answer(
+            lambda: KVPressSequences(self, strategy, together),
+            prompts,
+            output_tokens,
+            self.device,
+            lambda phase, sequences, steps: self._memory(phase, sequences, strategy, prompts, steps),
         )
+        generation.kept_tokens = [counts.double().mean(0).tolist() for counts in sequences.kept_counts()]
+        return generation
 
     def press(self, strategy: Strategy, tokens: int) -> Any:
         """A fresh press for a prefill of so many tokens a row; None for the full cache."""
@@ -67,19 +55,14 @@ class KVPressSession(Session):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def _memory(
-        self, phase: str, sequences: KVPressSequences, strategy: Strategy, prompts: Sequence[Sequence[int]], steps: int,
-        peak: PeakMemory,
-    ) -> list[tuple[str, str, float]]:  # fmt: skip
+        self, phase: str, sequences: KVPressSequences, strategy: Strategy, prompts: Sequence[Sequence[int]], steps: int
+    ) -> Readings:
         tensors, element = sequences.bytes_by_metric(), self.model.dtype.itemsize
         full = sum(len(row) + steps for row in prompts) * self.spec.kv_bytes_per_token(element)
         formula = sum(strategy.kv_bytes(self.spec, element, len(row), steps) for row in prompts)
         tensors |= {"kv_formula_bytes": full if tensors["kv_masked_bytes"] else formula, "kv_full_bytes": full}
-        return [(metric, phase, float(size)) for metric, size in tensors.items()] + peak.readings(phase)
+        return [(metric, phase, float(size)) for metric, size in tensors.items()]
 
 
 class KVPressSequences(Sequences):

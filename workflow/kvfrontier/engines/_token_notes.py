@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvfrontier.cache.notes import OF_ENGINE, OF_WORKLOAD, UNKNOWN, RowNotes
+from kvfrontier.cache.precise import precise
 from kvfrontier.errors import Unsupported
 
 SURPRISAL_CHUNK = 256
@@ -76,8 +76,7 @@ def note_surprisal(
         count = min(logits.shape[1], length - 1 - start)
         if count <= 0:
             continue
-        precise = logits[row, :count].to(torch.promote_types(logits.dtype, torch.float32))
-        nats = F.cross_entropy(precise, ids[row, start + 1 : start + 1 + count], reduction="none")
+        nats = F.cross_entropy(precise(logits[row, :count]), ids[row, start + 1 : start + 1 + count], reduction="none")
         place = first[row] + start + 1
         notes[row]["surprisal"][place : place + count] = nats.tolist()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvfrontier.cache.interface import ATTENTION
 from kvfrontier.cache.rotary import Rotary
-from kvfrontier.engines._memory import MemoryLimit, PeakMemory
+from kvfrontier.engines._greedy import Readings, answer
+from kvfrontier.engines._memory import MemoryLimit
 from kvfrontier.engines._queries_ahead import QueriesAhead
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines._torch_sequences import TorchSequences
@@ -63,33 +63,19 @@ class TorchSession(Session):
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
         """Prefill and produce exactly `output_tokens` greedy tokens a row; see `Generation`."""
-        peak = PeakMemory(self.device)
-        peak.reset()
-        steps = output_tokens - 1
-        self._synchronize()
-        start = time.perf_counter()
-        sequences = self.open(strategy)
-        produced = [self._argmax(sequences.prefill(prompts, reserve_tokens=steps))]
-        times = [time.perf_counter() - start]
-        memory = self._memory("prefill", sequences, prompts, 0, peak)
-        copied = sequences.cache.copied_bytes()
-        memory += [(metric, "prefill", float(size)) for metric, size in copied.items()]
-        peak.reset()
-        paused = time.perf_counter() - start - times[0]  # reading memory is not the model's time
-        for _ in range(steps):
-            produced.append(self._argmax(sequences.decode(produced[-1])))
-            times.append(time.perf_counter() - start - paused)
-        memory += self._memory("decode", sequences, prompts, steps, peak)
-        for metric, size in sequences.cache.copied_bytes().items():
-            memory += [(metric, "decode", (size - copied[metric]) / steps)] if steps else []
-        return Generation(
-            tokens=[list(row) for row in zip(*(step.tolist() for step in produced), strict=True)],
-            token_times_s=[list(times) for _ in prompts],
-            memory=memory,
-            kept_tokens=[layer.counts.double().mean(0).tolist() for layer in sequences.cache.layers],
-            seen_tokens=sum(sequences.seen_tokens) / len(prompts),
-            fetched=sequences.fetched(),
-        )
+        copied: Counter[str] = Counter()  # when decoding began
+
+        def read_memory(phase: str, sequences: TorchSequences, steps: int) -> Readings:
+            found = self._memory(phase, sequences, prompts, steps)
+            for metric, size in sequences.cache.copied_bytes().items():
+                found.append((metric, phase, (size - copied[metric]) / max(1, steps)))
+                copied[metric] = size
+            return found
+
+        generation, sequences = answer(lambda: self.open(strategy), prompts, output_tokens, self.device, read_memory)
+        generation.kept_tokens = [layer.counts.double().mean(0).tolist() for layer in sequences.cache.layers]
+        generation.fetched = sequences.fetched()
+        return generation
 
     def close(self) -> None:
         """Give the model its own attention back and let go of it."""
@@ -106,17 +92,7 @@ class TorchSession(Session):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _argmax(self, logits: Tensor) -> Tensor:
-        """The next tokens, on the host: the copy waits for the device."""
-        return logits.argmax(-1).cpu()
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _memory(
-        self, phase: str, sequences: TorchSequences, prompts: Sequence[Sequence[int]], steps: int, peak: PeakMemory
-    ) -> list[tuple[str, str, float]]:
+    def _memory(self, phase: str, sequences: TorchSequences, prompts: Sequence[Sequence[int]], steps: int) -> Readings:
         element, whole = self.model.dtype.itemsize, self.spec.open_part()
         tensors = sequences.bytes_by_metric()
         in_windows = sum(self.spec.window_bytes(len(row) + steps, element) for row in prompts)
@@ -124,4 +100,4 @@ class TorchSession(Session):
         tensors["kv_formula_bytes"] = in_windows + sum(by_formula)
         all_tokens = sum(len(row) + steps for row in prompts)
         tensors["kv_full_bytes"] = in_windows + all_tokens * whole.kv_bytes_per_token(element)
-        return [(metric, phase, float(size)) for metric, size in tensors.items()] + peak.readings(phase)
+        return [(metric, phase, float(size)) for metric, size in tensors.items()]

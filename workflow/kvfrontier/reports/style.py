@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import cycle
+from itertools import count
 from typing import Any
 
 import altair as alt
@@ -12,7 +12,8 @@ import pyarrow as pa
 
 # Okabe and Ito; the full cache is always black, so that every chart has the same reference.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C510A", "#5E4FA2")
-SHAPES = ("square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", "stroke")
+HEXAGON = "M0,-1L0.87,-0.5L0.87,0.5L0,1L-0.87,0.5L-0.87,-0.5Z"
+SHAPES = ("square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left", HEXAGON)
 REFERENCE, REFERENCE_COLOUR, REFERENCE_SHAPE = "full", "#000000", "circle"
 PANEL_WIDTH, PANEL_HEIGHT, PANEL_COLUMNS = 420, 280, 2
 LONE_PANEL_WIDTH = 640
@@ -94,13 +95,19 @@ def series_colour(table: pa.Table) -> alt.Color:
 
 def series_shape(table: pa.Table) -> alt.Shape:
     """Shape by strategy: colour is never the only sign."""
-    scale = alt.Scale(domain=series_names(table), range=_assign(series_names(table), REFERENCE_SHAPE, SHAPES))
+    scale = alt.Scale(domain=series_names(table), range=_assign(series_names(table), REFERENCE_SHAPE, SHAPES, 1))
     return alt.Shape("series:N", scale=scale, legend=_legend(table))
 
 
-def _assign(names: list[str], reference: str, others: tuple[str, ...]) -> list[str]:
-    rest = cycle(others)
-    return [reference if name == REFERENCE else next(rest) for name in names]
+def _assign(names: list[str], reference: str, others: tuple[str, ...], shift: int = 0) -> list[str]:
+    """One of `others` for each name, again from the start when they are used up, but `shift` further on: two that
+    share a colour then differ in shape."""
+    places = count()
+    return [reference if name == REFERENCE else others[_place(next(places), len(others), shift)] for name in names]
+
+
+def _place(number: int, length: int, shift: int) -> int:
+    return (number + number // length * shift) % length
 
 
 def _legend(table: pa.Table) -> alt.Legend:

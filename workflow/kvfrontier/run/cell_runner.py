@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from kvfrontier.metrics import (
     ACHIEVED_BUDGET,
     KV_DEVICE_BYTES,
+    KV_DISK_BYTES,
     KV_FORMULA_BYTES,
+    KV_HOST_BYTES,
     METRICS,
     Measurement,
 )
@@ -138,14 +141,19 @@ def check_within_budget(measurements: list[Measurement]) -> None:
     Without this a strategy that never acted would be measured as the full cache under another name.
     """
     allowed = _by_place(measurements, KV_FORMULA_BYTES)
-    for place, kept in _by_place(measurements, KV_DEVICE_BYTES).items():
+    for place, kept in _by_place(measurements, KV_DEVICE_BYTES, KV_HOST_BYTES, KV_DISK_BYTES).items():
         if kept > allowed.get(place, math.inf):
             phase = f" after {place[0]}" if place[0] else ""
             raise Overspent(f"kept {kept:.0f} B of keys and values{phase}, its formula allows {allowed[place]:.0f} B")
 
 
-def _by_place(measurements: list[Measurement], metric: str) -> Mapping[tuple, float]:
-    return {(value.phase, value.repeat): value.value for value in measurements if value.metric == metric}
+def _by_place(measurements: list[Measurement], *metrics: str) -> Mapping[tuple, float]:
+    """Sums over these metrics by phase and repeat."""
+    sums: Counter[tuple] = Counter()
+    for value in measurements:
+        if value.metric in metrics:
+            sums[value.phase, value.repeat] += value.value
+    return sums
 
 
 def _reason(failure: Failure | None) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from math import ceil
 from sys import maxsize
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from kvfrontier.parameters import Budget, settings
+from kvfrontier.parameters import Budget, settings, tokens_of
 from kvfrontier.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -63,10 +62,7 @@ class Eviction(Strategy):
         """k for n = `tokens`: what the budget allows, at least `least_tokens`. May exceed n; budget 1.0 is no limit."""
         if self.budget == 1.0:
             return maxsize
-        if isinstance(self.budget, int):
-            return max(self.least_tokens(), self.budget)
-        # 1e-9: 0.07 * 100 is 7.000000000000001 in binary and must not become 8 tokens.
-        return max(self.least_tokens(), ceil(self.budget * tokens - 1e-9))
+        return max(self.least_tokens(), tokens_of(self.budget, tokens))
 
     def layer_budgets(self, tokens: int, layers: int) -> Sequence[int]:
         """k of each layer for n = `tokens`; a subclass may differ by layer, but the mean is `token_budget`."""

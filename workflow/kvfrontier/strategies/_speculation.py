@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import ceil
 from sys import maxsize
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvfrontier.errors import Unsupported
-from kvfrontier.parameters import Budget, Count, PositiveInt, settings
+from kvfrontier.parameters import Budget, Count, PositiveInt, settings, tokens_of
+from kvfrontier.strategies._tiered import host_memories
 from kvfrontier.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class Speculation(Strategy):
         """The most that the pool keeps."""
         if self.pool_limit == 1.0:
             return maxsize
-        return max(self.sinks + 2, _tokens(self.pool_limit, read_tokens))
+        return max(self.sinks + 2, tokens_of(self.pool_limit, read_tokens))
 
     def most_attended(self, tokens: int, layer_idx: int = -1) -> int:
         """What a step of that layer may fetch."""
         if not self._chooses(layer_idx):
             return tokens
-        return min(tokens, max(self.k_min, self.sinks, _tokens(self.budget, tokens)))
+        return min(tokens, max(self.k_min, self.sinks, tokens_of(self.budget, tokens)))
 
     def _chooses(self, layer_idx: int) -> bool:
         return self.budget != 1.0 and not 0 <= layer_idx < self.full_layers
@@ -116,10 +116,8 @@ class Speculation(Strategy):
         return {}
 
     def memories(self, device_kind: str) -> dict[str, str]:
-        """Host memory, which is the device's own on a CPU."""
-        rate = self.link_gigabytes_per_s
-        place = "host memory: the same RAM as the device's" if device_kind == "cpu" else "pinned host memory"
-        return {"kv_tier": place, "kv_link": "real" if rate is None else f"emulated, {rate:g} GB/s"}
+        """Host memory."""
+        return host_memories(device_kind, self.link_gigabytes_per_s)
 
     def before_attention(self, view: LayerView) -> None:
         """Decode step: begin to fetch for the next layer, wait for this one's tokens. Otherwise: fetch everything."""
@@ -231,8 +229,3 @@ class Speculation(Strategy):
         import torch
 
         return torch.tensor([self.pool_tokens(read) for read in view.read_tokens])[:, None]
-
-
-def _tokens(budget: float, tokens: int) -> int:
-    """A budget in tokens. 1e-9: 0.07 * 100 is 7.000000000000001 in binary and must not become 8."""
-    return budget if isinstance(budget, int) else ceil(budget * tokens - 1e-9)

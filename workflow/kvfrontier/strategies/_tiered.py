@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from kvfrontier.cache.tier import Shelf
 
 
+def host_memories(device_kind: str, gigabytes_per_s: float | None) -> dict[str, str]:
+    """`Strategy.memories` of tokens in host memory, which is the device's own on a CPU; None: a real link."""
+    place = "host memory: the same RAM as the device's" if device_kind == "cpu" else "pinned host memory"
+    return {"kv_tier": place, "kv_link": "real" if gigabytes_per_s is None else f"emulated, {gigabytes_per_s:g} GB/s"}
+
+
 @settings
 class Tiered(Strategy):
     """A subclass says where a layer's tensors lie, and over which link they come.

@@ -43,9 +43,10 @@ class Fp8(VectorCodes):
 
     def encode(self, vectors: Tensor) -> tuple[Tensor, ...]:
         """The floats' bytes `[n, head_dim]`; with `token_head` the scale `[n, 1]` float16."""
-        from kvfrontier.cache.codes import as_half, divisor, precise
+        from kvfrontier.cache.codes import as_half, divisor
+        from kvfrontier.cache.precise import precise
 
-        vectors, largest = vectors.to(precise(vectors.dtype)), LARGEST[self.format]
+        vectors, largest = precise(vectors), LARGEST[self.format]
         if self.scale == "tensor":
             return (self._bytes(vectors / self.tensor_scale),)
         scale = as_half(vectors.abs().amax(-1, keepdim=True) / largest)
@@ -53,9 +54,9 @@ class Fp8(VectorCodes):
 
     def decode(self, parts: Sequence[Tensor], head_dim: int, dtype: dtype) -> Tensor:
         """x = float s."""
-        from kvfrontier.cache.codes import precise
+        from kvfrontier.cache.precise import precise_type
 
-        floats = parts[0].view(self._type()).to(precise(dtype))
+        floats = parts[0].view(self._type()).to(precise_type(dtype))
         return floats.mul_(self.tensor_scale if self.scale == "tensor" else parts[1]).to(dtype)
 
     def vector_bytes(self, head_dim: int) -> int:

@@ -26,19 +26,20 @@ class Int8(VectorCodes):
         """Codes `[n, head_dim]` int8, scale `[n, 1]` float16."""
         import torch
 
-        from kvfrontier.cache.codes import as_half, divisor, precise
+        from kvfrontier.cache.codes import as_half, divisor
+        from kvfrontier.cache.precise import precise
 
-        vectors = vectors.to(precise(vectors.dtype))
+        vectors = precise(vectors)
         scale = as_half(vectors.abs().amax(-1, keepdim=True) / 127)
         codes = (vectors / divisor(scale, vectors.dtype)).round_().clamp_(-127, 127)
         return codes.to(torch.int8), scale
 
     def decode(self, parts: Sequence[Tensor], head_dim: int, dtype: dtype) -> Tensor:
         """x = q s."""
-        from kvfrontier.cache.codes import precise
+        from kvfrontier.cache.precise import precise_type
 
         codes, scale = parts
-        return codes.to(precise(dtype)).mul_(scale).to(dtype)
+        return codes.to(precise_type(dtype)).mul_(scale).to(dtype)
 
     def vector_bytes(self, head_dim: int) -> int:
         """A byte an element, and the scale."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from kvfrontier.errors import Unsupported
-from kvfrontier.parameters import Share
+from kvfrontier.parameters import Share, tokens_of
 from kvfrontier.strategies import strategy
 from kvfrontier.strategies.base import Strategy
 
@@ -70,5 +69,5 @@ class MiniCache(Strategy):
         """Of a pair, merged tokens: a direction and two lengths; all others as in the full cache."""
         layer = replace(spec, layers=1).kv_bytes_per_token(element_bytes)
         lengths = 2 * 2 * spec.kv_heads * element_bytes
-        merged = len(self.pairs(spec.layers)) * (prompt_tokens - ceil(self.gamma * prompt_tokens - 1e-9))
+        merged = len(self.pairs(spec.layers)) * (prompt_tokens - tokens_of(self.gamma, prompt_tokens))
         return super().kv_bytes(spec, element_bytes, prompt_tokens, generated_tokens) - merged * (layer - lengths)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from kvfrontier.strategies import strategy
-from kvfrontier.strategies._tiered import Tiered
+from kvfrontier.strategies._tiered import Tiered, host_memories
 
 if TYPE_CHECKING:
     from kvfrontier.cache.link import Link
@@ -45,7 +45,5 @@ class Offload(Tiered):
         return HostShelf(link)
 
     def memories(self, device_kind: str) -> dict[str, str]:
-        """Host memory, which is the device's own on a CPU."""
-        rate = self.link_gigabytes_per_s
-        place = "host memory: the same RAM as the device's" if device_kind == "cpu" else "pinned host memory"
-        return {"kv_tier": place, "kv_link": "real" if rate is None else f"emulated, {rate:g} GB/s"}
+        """Host memory."""
+        return host_memories(device_kind, self.link_gigabytes_per_s)

@@ -58,7 +58,11 @@ class StreamingLLM(Eviction):
         if not any(gaps):
             return
         # Slots [0, sinks) are the sinks: compression orders by position and eviction in place never touches them.
-        if "sink_keys" not in cache.extras:
-            cache.extras["sink_keys"] = cache.keys[:, :, :sinks].clone()
-        rotated = view.rotate(cache.extras["sink_keys"], cache.positions.new_tensor(gaps))
-        cache.keys[:, :, :sinks] = rotated
+        gaps, held = cache.positions.new_tensor(gaps), cache.extras
+        if "sink_keys" not in held:
+            held["sink_keys"], held["is_rolled"] = cache.keys[:, :, :sinks].clone(), gaps < 0
+        # A row that has evicted nothing may still be getting its sinks; theirs are the originals.
+        as_they_are = ~held["is_rolled"]
+        held["sink_keys"][as_they_are] = cache.keys[as_they_are, :, :sinks]
+        rolled = held["is_rolled"] = gaps > 0
+        cache.keys[rolled, :, :sinks] = view.rotate(held["sink_keys"][rolled], gaps[rolled])
