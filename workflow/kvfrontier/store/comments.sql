@@ -185,6 +185,9 @@ COMMENT ON COLUMN history.measurements IS 'Raw values; unnest(measurements, recu
 COMMENT ON TABLE damaged_files IS 'Row files that could not be read; their cells count as planned';
 COMMENT ON COLUMN damaged_files.file IS 'File and what is wrong';
 
+COMMENT ON TABLE against IS 'Strategies that the campaign says the others are compared with, item by item; empty: the full cache';
+COMMENT ON COLUMN against.reference IS 'Label of a strategy, without its budget';
+
 COMMENT ON TABLE progress IS 'Each shard as this database was made: planned = the six statuses + in_flight + remaining';
 COMMENT ON COLUMN progress.shard IS 'The Snakemake job';
 COMMENT ON COLUMN progress.model IS 'Name in config/models.yaml';
