@@ -17,10 +17,13 @@ from kvfrontier.analysis.exact import exactness
 from kvfrontier.analysis.resampling import mean_interval, needed, share_interval, sign_flips
 from kvfrontier.analysis.significance import holm
 from kvfrontier.errors import KVFrontierError, did_you_mean
-from kvfrontier.metrics import METRICS, RETENTION_CORRECT, RETENTION_MARGIN
+from kvfrontier.metrics import KL_DIVERGENCE, METRICS, RETENTION_CORRECT, RETENTION_MARGIN, TOP1_AGREEMENT
 
 ASKED_IN_A_READING = frozenset({RETENTION_CORRECT, RETENTION_MARGIN})
 """Forced choice: the question and the alternatives are read, no decode step is made."""
+TO_THE_FULL_CACHE = frozenset({KL_DIVERGENCE, TOP1_AGREEMENT})
+"""Metrics that are a distance from the full cache: it is not to be compared with again."""
+FULL = "full"
 ALPHA = 0.05
 
 
@@ -62,8 +65,8 @@ class Line(NamedTuple):
 class Paired:
     """All strategies of one model, engine, device and workload against one reference, in one metric.
 
-    lines: all phases together. by_phase: each phase alone, corrected by themselves. needed: items of different
-    conversations that must all change the same way before any line of `lines` can be told from chance.
+    lines: all phases together. by_phase: each phase alone, corrected by themselves. needed, needed_by_phase:
+    conversations or documents that must all change the same way before any such line can be told from chance.
     """
 
     model: str
@@ -76,6 +79,7 @@ class Paired:
     lines: list[Line]
     by_phase: list[Line]
     needed: int
+    needed_by_phase: int
 
     @property
     def is_share(self) -> bool:
@@ -91,6 +95,8 @@ def paired(
     exact = exactness(connection)
     found = []
     for metric in metrics:
+        if reference == FULL and metric in TO_THE_FULL_CACHE:
+            continue
         asked = connection.sql(sql, params={"metric": metric, "reference": reference})
         rows = asked.to_arrow_table().to_pylist()
         groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -99,8 +105,8 @@ def paired(
             groups.setdefault(key, []).append(row)
         for key, members in groups.items():
             together, apart = ([row for row in members if (row["phase"] is None) == whole] for whole in (True, False))
-            lines, least = _tested(together, metric, exact, alpha)
-            found.append(Paired(*key, metric, reference, lines, _tested(apart, metric, exact, alpha)[0], least))
+            (lines, least), (by_phase, least_apart) = (_tested(rows, metric, exact, alpha) for rows in (together, apart))
+            found.append(Paired(*key, metric, reference, lines, by_phase, least, least_apart))
     return found
 
 
@@ -115,6 +121,13 @@ def measured_by_item(connection: duckdb.DuckDBPyConnection) -> list[str]:
         SELECT metric FROM measurements WHERE request IS NOT NULL AND repeat IS NULL GROUP BY metric ORDER BY metric
     """).fetchall()
     return [name for (name,) in rows if name in METRICS]
+
+
+def references(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """What the campaign says the others are compared with; where it says nothing, the full cache, if it has one."""
+    said = [label for (label,) in connection.sql("SELECT reference FROM against").fetchall()]
+    full = connection.sql("SELECT 1 FROM cells WHERE strategy = 'full' LIMIT 1").fetchall()
+    return said or ([FULL] if full else [])
 
 
 def find_reference(connection: duckdb.DuckDBPyConnection, said: str) -> str:

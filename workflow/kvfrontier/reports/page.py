@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
+from kvfrontier.analysis.paired_table import HOW_TO_READ
 from kvfrontier.analysis.table import choice_table, settings, title
 from kvfrontier.reports import content
 from kvfrontier.reports.figures import Figure, draw_all, export
@@ -58,6 +59,8 @@ def _page(
         groups=compare(connection),
         counts=count_by_status(connection),
         headline=content.headline(connection),
+        paired=content.paired_tables(connection),
+        how_to_read=HOW_TO_READ,
         rails=content.guard_rails(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),
