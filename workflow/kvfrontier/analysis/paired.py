@@ -45,6 +45,7 @@ class Line(NamedTuple):
     series: str
     budget: float | None
     reference_label: str
+    reference_budget: float | None
     phase: str | None
     n: int
     independent: int
@@ -173,7 +174,7 @@ def _tested(
         known = low == low
         lines.append(
             Line(
-                *(row[name] for name in ("strategy_label", "series", "budget", "reference_label", "phase", "n")),
+                *(row[name] for name in ("strategy_label", "series", "budget", "reference_label", "reference_budget", "phase", "n")),
                 independent=len(row["items"]),
                 mean=row["mean"],
                 reference_mean=row["reference_mean"],

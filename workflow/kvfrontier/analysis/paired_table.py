@@ -45,9 +45,9 @@ def table(found: Paired, lines: list[Line], by_phase: bool = False, most: int = 
 
 def _columns(found: Paired, lines: list[Line], by_phase: bool) -> Iterator[tuple[str, list[str]]]:
     yield "strategy", [line.series for line in lines]
-    yield "budget", ["" if line.budget is None else f"{line.budget:g}" for line in lines]
-    references = [line.reference_label for line in lines]
-    yield "against", references if any(text != found.reference for text in references) else [""] * len(lines)
+    yield "budget", [_at(line.budget) for line in lines]
+    if any(line.budget != line.reference_budget for line in lines):
+        yield "against", [_at(line.reference_budget) for line in lines]
     if not by_phase:
         yield "phase", [line.phase or "" for line in lines]
     yield "items", [_items(line) for line in lines]
@@ -105,6 +105,10 @@ def meaning(found: Paired) -> str:
 
 def _items(line: Line) -> str:
     return f"{line.n:,}" if line.independent == line.n else f"{line.n:,} of {line.independent:,}"
+
+
+def _at(budget: float | None) -> str:
+    return "" if budget is None else f"{budget:g}"
 
 
 def _unit(found: Paired) -> str:

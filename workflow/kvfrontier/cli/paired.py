@@ -15,7 +15,7 @@ from kvfrontier.errors import printable
 if TYPE_CHECKING:
     from kvfrontier.analysis.paired import Paired
 
-STRATEGY_CHARS, COLUMNS, MOST_LINES = 44, 110, 400
+STRATEGY_CHARS, COLUMNS, MOST_LINES = 72, 110, 400
 
 
 @click.command()

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
 from kvfrontier.analysis.paired_table import HOW_TO_READ
-from kvfrontier.analysis.table import choice_table, settings, title
+from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, title
 from kvfrontier.reports import content
 from kvfrontier.reports.figures import Figure, draw_all, export
 from kvfrontier.store.files import write_atomically
@@ -61,6 +61,7 @@ def _page(
         headline=content.headline(connection),
         paired=content.paired_tables(connection),
         how_to_read=HOW_TO_READ,
+        bytes_counted=BYTES_COUNTED,
         rails=content.guard_rails(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),
@@ -101,6 +102,7 @@ def _shown(group: Group) -> dict[str, Any]:
         "settings": settings(group),
         "warning": group.verdict["reason"] if group.is_uninformative else "",
         "table": choice_table(group),
+        "remarks": remarks(group),
         "hints": hints(group),
     }
 

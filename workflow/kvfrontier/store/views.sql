@@ -113,11 +113,11 @@ WITH held AS (
   SELECT * EXCLUDE (metric, bytes), sum(bytes) FILTER (metric NOT IN ('kv_full_bytes', 'fetch_device_bytes')) AS kv_bytes,
     coalesce(sum(bytes) FILTER (metric = 'kv_host_bytes'), 0) AS host_bytes,
     coalesce(sum(bytes) FILTER (metric = 'kv_disk_bytes'), 0) AS file_bytes,
-    coalesce(sum(bytes) FILTER (metric = 'fetch_device_bytes'), 0) * coalesce(batch_size, 1) AS fetched_bytes,
+    coalesce(sum(bytes) FILTER (metric = 'fetch_device_bytes'), 0) AS fetched_bytes,
     max(bytes) FILTER (metric = 'kv_full_bytes') AS full_bytes
   FROM held GROUP BY ALL
 ), shares AS (
-  SELECT *, kv_bytes - host_bytes - file_bytes + fetched_bytes AS device_bytes,
+  SELECT *, kv_bytes - host_bytes - file_bytes + fetched_bytes * coalesce(batch_size, 1) AS device_bytes,
     coalesce(max(kv_bytes) FILTER (strategy = 'full')
       OVER (PARTITION BY model, engine_label, device, workload_label, source), full_bytes) AS whole
   FROM tiers

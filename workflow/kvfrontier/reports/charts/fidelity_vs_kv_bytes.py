@@ -13,7 +13,7 @@ from kvfrontier.reports.style import context_sql
 @chart(
     "How far the model's words move, for how much memory",
     "Frontier",
-    sql=quality_sql("'kl_divergence'", "kv_bytes", context_sql("documents"), MIB),
+    sql=quality_sql("'kl_divergence'", "device_bytes", context_sql("documents"), MIB),
     missing="No cell of a fidelity workload is ok yet.",
     order=20,
 )
@@ -22,6 +22,6 @@ def fidelity_vs_kv_bytes(table: pa.Table) -> alt.FacetChart:
     itself is 0. Down and to the left is better. Bars are 95 % t intervals over documents."""
     return scatter(
         table,
-        log_axis("KV cache of one document (MiB)"),
+        log_axis("KV cache of one document on the device (MiB)"),
         alt.Y("quality:Q", title="divergence from the full cache (nat)", scale=alt.Scale(domainMin=0)),
     )
