@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from kvfrontier.analysis.exact import exactness
+from kvfrontier.analysis.labels import shorter
 from kvfrontier.analysis.resampling import mean_interval, needed, share_interval, sign_flips
 from kvfrontier.analysis.significance import holm
 from kvfrontier.errors import KVFrontierError, did_you_mean
@@ -106,7 +107,9 @@ def paired(
             groups.setdefault(key, []).append(row)
         for key, members in groups.items():
             together, apart = ([row for row in members if (row["phase"] is None) == whole] for whole in (True, False))
-            (lines, least), (by_phase, least_apart) = (_tested(rows, metric, exact, alpha) for rows in (together, apart))
+            (lines, least), (by_phase, least_apart) = (
+                _tested(rows, metric, exact, alpha) for rows in (together, apart)
+            )
             found.append(Paired(*key, metric, reference, lines, by_phase, least, least_apart))
     return found
 
@@ -138,8 +141,9 @@ def find_reference(connection: duckdb.DuckDBPyConnection, said: str) -> str:
     """
     rows = connection.sql("SELECT DISTINCT without_budget(strategy_label), strategy FROM cells ORDER BY ALL").fetchall()
     labels = [label for label, _ in rows]
+    short = shorter(labels)
     ways = (
-        [label for label in labels if label == said],
+        [label for label in labels if said in (label, short[label])],
         [label for label, name in rows if name == said],
         [label for label in labels if said in label],
     )
@@ -148,16 +152,16 @@ def find_reference(connection: duckdb.DuckDBPyConnection, said: str) -> str:
         return matches[0]
     if matches:
         raise NoItems(f"'{said}' may be {_listed(matches)}: give more of the label")
-    raise NoItems(f"no strategy of the campaign is called '{said}'. {did_you_mean(said, labels)} It has {_listed(labels)}")
+    raise NoItems(
+        f"no strategy of the campaign is called '{said}'. {did_you_mean(said, labels)} It has {_listed(labels)}"
+    )
 
 
 def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels)
 
 
-def _tested(
-    rows: list[dict[str, Any]], metric: str, exact: dict[str, str], alpha: float
-) -> tuple[list[Line], int]:
+def _tested(rows: list[dict[str, Any]], metric: str, exact: dict[str, str], alpha: float) -> tuple[list[Line], int]:
     """Lines with their corrected p, and how many clusters must change before one can be told."""
     is_share, ps = METRICS[metric].kind == "proportion", []
     for row in rows:
@@ -174,7 +178,18 @@ def _tested(
         known = low == low
         lines.append(
             Line(
-                *(row[name] for name in ("strategy_label", "series", "budget", "reference_label", "reference_budget", "phase", "n")),
+                *(
+                    row[name]
+                    for name in (
+                        "strategy_label",
+                        "series",
+                        "budget",
+                        "reference_label",
+                        "reference_budget",
+                        "phase",
+                        "n",
+                    )
+                ),
                 independent=len(row["items"]),
                 mean=row["mean"],
                 reference_mean=row["reference_mean"],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvfrontier.analysis.labels import shorter
 from kvfrontier.analysis.paired import Line, Paired
 from kvfrontier.analysis.table import MOST_ROWS, TextTable
 from kvfrontier.metrics import METRICS
-
 
 HOW_TO_READ = (
     "Both strategies answered the very same items (request, turn, place, seed), at the same budget where both have one.",
@@ -24,7 +24,7 @@ def heading(found: Paired) -> str:
     """`retention_correct against h2o`, and where; budgets are in the rows."""
     modelled = ["MODELLED, not measured"] if found.source == "model" else []
     place = " · ".join([found.model, found.engine_label, found.device, *modelled])
-    return f"{found.metric} against {found.reference} · {place}"
+    return f"{found.metric} against {short_reference(found)} · {place}"
 
 
 def table(found: Paired, lines: list[Line], by_phase: bool = False, most: int = MOST_ROWS) -> TextTable:
@@ -44,7 +44,8 @@ def table(found: Paired, lines: list[Line], by_phase: bool = False, most: int = 
 
 
 def _columns(found: Paired, lines: list[Line], by_phase: bool) -> Iterator[tuple[str, list[str]]]:
-    yield "strategy", [line.series for line in lines]
+    short = _short(found)
+    yield "strategy", [short[line.series] for line in lines]
     yield "budget", [_at(line.budget) for line in lines]
     if any(line.budget != line.reference_budget for line in lines):
         yield "against", [_at(line.reference_budget) for line in lines]
@@ -62,6 +63,15 @@ def _columns(found: Paired, lines: list[Line], by_phase: bool) -> Iterator[tuple
     yield "p", [_p(line.p) for line in lines]
     yield "corrected", [_p(line.corrected) for line in lines]
     yield "verdict", [verdict(found, line) for line in lines]
+
+
+def _short(found: Paired) -> dict[str, str]:
+    return shorter({found.reference, *(line.series for line in found.lines)})
+
+
+def short_reference(found: Paired) -> str:
+    """Its label beside the others' of the table."""
+    return _short(found)[found.reference]
 
 
 def _phases(found: Paired, lines: list[Line]) -> Iterator[tuple[str, list[str]]]:
@@ -95,9 +105,13 @@ def verdict(found: Paired, line: Line) -> str:
 def meaning(found: Paired) -> str:
     """What one table compares, and what it could find at all."""
     metric, tested = METRICS[found.metric], sum(line.p is not None for line in found.lines)
-    lost = f" Lost, gained: items right with {found.reference} alone, with the strategy alone." if found.is_share else ""
+    lost = (
+        f" Lost, gained: items right with {short_reference(found)} alone, with the strategy alone."
+        if found.is_share
+        else ""
+    )
     return (
-        f"{metric.meaning} ({metric.better} is better); the difference is to {found.reference}.{lost} Corrected for "
+        f"{metric.meaning} ({metric.better} is better); the difference is to {short_reference(found)}.{lost} Corrected for "
         f"{tested} lines: at least {found.needed} independent conversations or documents must change the same way before "
         "one of them can be told from chance."
     )

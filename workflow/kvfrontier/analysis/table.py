@@ -7,6 +7,7 @@ from typing import Any
 
 from kvfrontier.analysis.choice import by_construction
 from kvfrontier.analysis.frontier import Group, Row
+from kvfrontier.analysis.labels import shorter
 from kvfrontier.units import format_bytes, format_seconds
 
 HEADER = (
@@ -53,10 +54,16 @@ def choice_table(group: Group) -> TextTable:
     members = (
         group.rows if len(group.rows) <= MOST_ROWS else [row for row in group.rows if _stands_out(row)][:MOST_ROWS]
     )
-    given = by_construction(group)
-    rows = [_cells(row, group.has_tiers, row in given) for row in members]
+    given = [row["strategy_label"] for row in by_construction(group)]
+    short = shorter(row["series"] for row in group.rows)
+    members = [row | {"series": short[row["series"]]} for row in members]
+    rows = [_cells(row, group.has_tiers, row["strategy_label"] in given) for row in members]
     kept = [index for index in range(len(HEADER)) if any(row[index] for row in rows)]
-    more = f"{len(group.rows) - len(members)} more configurations are in the database." if members != group.rows else ""
+    more = (
+        f"{len(group.rows) - len(members)} more configurations are in the database."
+        if len(members) < len(group.rows)
+        else ""
+    )
     return TextTable(
         tuple(HEADER[index] for index in kept), [[row[index] for index in kept] for row in rows], note=more
     )
@@ -100,7 +107,13 @@ def _describe(setting: Row) -> str:
 
 
 def _stands_out(row: Row) -> bool:
-    return row["strategy"] == "full" or row["leads_device"] or row["leads_memory"] or row["leads_throughput"] or row["leads_ttft"]
+    return (
+        row["strategy"] == "full"
+        or row["leads_device"]
+        or row["leads_memory"]
+        or row["leads_throughput"]
+        or row["leads_ttft"]
+    )
 
 
 def _cells(row: Row, has_tiers: bool, is_given: bool) -> list[str]:

@@ -48,7 +48,14 @@ def command(
     kvfrontier paired anchors --against h2o --by-phase
     kvfrontier paired anchors --against random --metric retention_correct
     """
-    from kvfrontier.analysis.paired import NoItems, find_reference, measured_by_item, paired, quality_metrics, references
+    from kvfrontier.analysis.paired import (
+        NoItems,
+        find_reference,
+        measured_by_item,
+        paired,
+        quality_metrics,
+        references,
+    )
     from kvfrontier.cli._campaign import estimator, results_of
     from kvfrontier.errors import did_you_mean
     from kvfrontier.store.live import open_current

@@ -22,7 +22,9 @@ from kvfrontier.plan.options import Option
 KEY = b"kvfrontier_against"
 
 
-def read_against(document: Document, given: Sequence[Any], options: Iterable[Option]) -> tuple[tuple[str, ...], list[Problem]]:
+def read_against(
+    document: Document, given: Sequence[Any], options: Iterable[Option]
+) -> tuple[tuple[str, ...], list[Problem]]:
     """Labels, without budget, of the strategies that the entries of `against` name, and what is wrong with them.
 
     An entry is a name, or a mapping of some of the parameters; it must fit one strategy of the campaign, at whatever

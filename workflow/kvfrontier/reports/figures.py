@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 import vl_convert
 
+from kvfrontier.analysis.labels import shorter
 from kvfrontier.errors import printable
 from kvfrontier.reports.chart import Chart, charts, data_of
 from kvfrontier.reports.style import readable, themed, with_series
@@ -34,9 +35,10 @@ class Figure:
 def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
     """Every chart over the published database, in the order of the page."""
     figures = []
-    names = [printable(name) for (name,) in connection.sql(_SERIES).fetchall()]
+    short = shorter(printable(name) for (name,) in connection.sql(_SERIES).fetchall())
+    names = list(short.values())
     for found in charts():
-        table = _as_text(data_of(found, connection))
+        table = _shortened(_as_text(data_of(found, connection)), short)
         shown = with_series(readable(table), names)
         spec = themed(found.draw(shown)) if table.num_rows else None
         figures.append(Figure(found, spec, table.num_rows - shown.num_rows))
@@ -48,6 +50,21 @@ def _as_text(table: pa.Table) -> pa.Table:
     for place, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
             texts = [None if text is None else printable(text) for text in table.column(place).to_pylist()]
+            table = table.set_column(place, field, pa.array(texts, field.type))
+    return table
+
+
+def _shortened(table: pa.Table, short: dict[str, str]) -> pa.Table:
+    """Names of strategies (at the beginning of these texts) as the legend has them."""
+    long = sorted((label for label in short if short[label] != label), key=len, reverse=True)
+
+    def of(text: str | None) -> str | None:
+        found = next((label for label in long if text and (text + " ").startswith(label + " ")), None)
+        return text if found is None else short[found] + text[len(found) :]
+
+    for place, field in enumerate(table.schema):
+        if field.name in ("series", "configuration", "label", "panel") and long:
+            texts = [of(text) for text in table.column(place).to_pylist()]
             table = table.set_column(place, field, pa.array(texts, field.type))
     return table
 

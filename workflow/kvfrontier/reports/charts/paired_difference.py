@@ -7,7 +7,7 @@ import duckdb
 import pyarrow as pa
 
 from kvfrontier.analysis.paired import Line, Paired, paired, quality_metrics, references
-from kvfrontier.analysis.paired_table import verdict
+from kvfrontier.analysis.paired_table import short_reference, verdict
 from kvfrontier.metrics import METRICS
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._dots import ROW_HEIGHT
@@ -40,7 +40,7 @@ def _row(item: Paired, line: Line, place: int) -> dict:
     model = ["MODELLED"] if item.source == "model" else []
     where = " · ".join([item.model, item.engine_label, item.device, *model])
     return {
-        "panel": PANEL_BREAK.join([where, f"{item.metric}, against {item.reference}", item.workload_label]),
+        "panel": PANEL_BREAK.join([where, f"{item.metric}, against {short_reference(item)}", item.workload_label]),
         "configuration": " ".join([line.series, *budgets, *against]),
         "told": line.verdict if line.verdict in VERDICTS else "not told apart",
         "verdict": verdict(item, line),
