@@ -25,7 +25,7 @@ SHARES = {DEVICE: "device_share", EVERYWHERE: "kv_share"}
 
 
 def hints(group: Group) -> list[Hint]:
-    """One hint a constraint, as far as the group has the measurements for it; other memories only where some are used."""
+    """One hint a constraint, as far as the group has the measurements for it (host memory: where some is used)."""
     memories = (DEVICE, HOST, EVERYWHERE) if group.has_tiers else (DEVICE,)
     found = [_least_memory(group, memory) for memory in memories]
     found += [_most_faithful(group), _fastest(group), _first_token(group)]
@@ -69,8 +69,8 @@ def _most_faithful(group: Group) -> Hint | None:
         return None
     best = min(candidates, key=lambda row: row["kl"])
     because = (
-        f"least divergence from the full cache ({best['kl']:.3g} nat) among those with at most half its KV bytes on the "
-        "device"
+        f"least divergence from the full cache ({best['kl']:.3g} nat) among those with at most half its KV bytes on "
+        "the device"
     )
     return Hint(f"{MEMORIES[DEVICE]}, text must stay the same", best["strategy_label"], because)
 

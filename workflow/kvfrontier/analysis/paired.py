@@ -92,7 +92,7 @@ class Paired:
 def paired(
     connection: duckdb.DuckDBPyConnection, reference: str, metrics: Iterable[str], alpha: float = ALPHA
 ) -> list[Paired]:
-    """Compare each strategy with `reference` (a strategy's label without its budget), for each metric that has items."""
+    """Compare each strategy with `reference` (a label without its budget), for each metric that has items."""
     sql = files("kvfrontier.analysis").joinpath("paired.sql").read_text()
     exact = exactness(connection)
     found = []

@@ -10,12 +10,13 @@ from kvfrontier.analysis.table import MOST_ROWS, TextTable
 from kvfrontier.metrics import METRICS
 
 HOW_TO_READ = (
-    "Both strategies answered the very same items (request, turn, place, seed), at the same budget where both have one.",
-    "p: how often two strategies that are alike would differ at least so much by chance, if each conversation or document "
-    "could as well have come out the other way round (McNemar's exact test where each has one question). Corrected: for "
-    "all lines of the table (Holm); below 0.05 it is called better or worse.",
-    "Not told apart does not mean equal: the interval says what is still possible. Items of one conversation or document "
-    "rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items of 5.",
+    "Both strategies answered the very same items (request, turn, place, seed), at the same budget where both have "
+    "one.",
+    "p: how often two strategies that are alike would differ at least so much by chance, if each conversation or "
+    "document could as well have come out the other way round (McNemar's exact test where each has one question). "
+    "Corrected: for all lines of the table (Holm); below 0.05 it is called better or worse.",
+    "Not told apart does not mean equal: the interval says what is still possible. Items of one conversation or "
+    "document rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items of 5.",
     "Equal by construction: the question is read without a decode step, and the strategy keeps every token for that.",
 )
 
@@ -111,9 +112,9 @@ def meaning(found: Paired) -> str:
         else ""
     )
     return (
-        f"{metric.meaning} ({metric.better} is better); the difference is to {short_reference(found)}.{lost} Corrected for "
-        f"{tested} lines: at least {found.needed} independent conversations or documents must change the same way before "
-        "one of them can be told from chance."
+        f"{metric.meaning} ({metric.better} is better); the difference is to {short_reference(found)}.{lost} "
+        f"Corrected for {tested} lines: at least {found.needed} independent conversations or documents must change "
+        "the same way before one of them can be told from chance."
     )
 
 

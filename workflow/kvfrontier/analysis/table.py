@@ -15,9 +15,10 @@ HEADER = (
     *("retention", "KL nat", "top-1", "tokens/s", "TTFT"),
 )
 BYTES_COUNTED = (
-    "Device KV: keys, values and the strategy's bookkeeping on the device (a GPU's memory; on a CPU it is the same RAM), at "
-    "the phase where they are most, and what decode steps fetch there at most, where measured. Layers of an offloaded cache "
-    "in passing are not counted. Host KV, file KV: what lies in host memory and in files, to be fetched. All KV: all of it."
+    "Device KV: keys, values and the strategy's bookkeeping on the device (a GPU's memory; on a CPU it is the same "
+    "RAM), at the phase where they are most, and what decode steps fetch there at most, where measured. Layers of an "
+    "offloaded cache in passing are not counted. Host KV, file KV: what lies in host memory and in files, to be "
+    "fetched. All KV: all of it."
 )
 MARK = "*"
 GIVEN = "="
@@ -75,9 +76,9 @@ def remarks(group: Group) -> list[str]:
     if not given:
         return []
     return [
-        f"{GIVEN} {', '.join(given)}: retention equals the full cache's by construction. Forced choice reads the question "
-        "and the alternatives without a decode step, and these strategies keep every token for such a reading: what their "
-        "decode steps lose is seen in the divergence (KL, top-1) alone."
+        f"{GIVEN} {', '.join(given)}: retention equals the full cache's by construction. Forced choice reads the "
+        "question and the alternatives without a decode step, and these strategies keep every token for such a "
+        "reading: what their decode steps lose is seen in the divergence (KL, top-1) alone."
     ]
 
 

@@ -53,7 +53,7 @@ def headline(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def paired_tables(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    """Each strategy against those the campaign names, on the same items; real values fold away behind right and wrong."""
+    """Each strategy against those the campaign names, on the same items; what is right or wrong comes first."""
     metrics = quality_metrics(connection)
     found = [item for reference in references(connection) for item in paired(connection, reference, metrics)]
     return [

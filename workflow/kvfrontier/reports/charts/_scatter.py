@@ -93,7 +93,7 @@ def _domain(table: pa.Table, y: alt.Y) -> tuple[float, float]:
 
 
 def _placed(table: pa.Table, x: alt.X, y: alt.Y) -> pa.Table:
-    """Add `shown_cost`, where a point is drawn, and `label_dx`, `label_dy`, `label_align`; no align: there is no room."""
+    """Add `shown_cost`, where a point is drawn, and `label_dx`, `label_dy`, `label_align` (null: there is no room)."""
     rows, domain, is_log = table.to_pylist(), _domain(table, y), _type(x) == "log"
     bend = (lambda value: math.sqrt(max(0.0, value))) if _type(y) == "sqrt" else float
     panels: dict[str, list[int]] = {}

@@ -62,7 +62,7 @@ def _row(item: Paired, line: Line, place: int) -> dict:
 )
 def paired_difference(table: pa.Table) -> alt.FacetChart:
     """Share answered right minus that of the reference, on the same items, with 95 % intervals. Grey is what chance
-    explains: not equal, only not told apart. Blue and orange are told from chance after correction for all of a panel."""
+    explains: not equal, only not told apart. Blue and orange are beyond chance, corrected for the lines of a panel."""
     y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=230))
     x = alt.X("difference:Q", title="difference, share of the items", axis=alt.Axis(format="+.0%", tickCount=6))
     colour = alt.Color(

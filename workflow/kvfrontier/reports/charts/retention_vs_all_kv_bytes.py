@@ -22,7 +22,7 @@ OUTSIDE = "SELECT 1 FROM costs WHERE cost_metric IN ('host_bytes', 'file_bytes')
     order=15,
 )
 def retention_vs_all_kv_bytes(table: pa.Table) -> alt.FacetChart:
-    """Facts answered right, against the bytes of one conversation wherever they lie: on the device, in host memory and in
-    files. A strategy that only moves tokens saves nothing here."""
+    """Facts answered right, against the bytes of one conversation wherever they lie: on the device, in host memory and
+    in files. A strategy that only moves tokens saves nothing here."""
     y = alt.Y("quality:Q", title="facts answered right", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
     return scatter(table, log_axis("KV cache of one conversation, all tiers (MiB)"), y)
