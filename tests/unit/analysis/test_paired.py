@@ -137,7 +137,7 @@ def test_few_items_are_never_called_a_difference_or_equal():
         (found,) = paired(connection, "full", ["retention_correct"])
     (line,) = found.lines
     assert line.verdict == "too few" and line.visible is None and found.needed == 6
-    assert "too few: 5 independent, 6 needed" in table(found, found.lines).rows[0]
+    assert "too few (5 of 6)" in table(found, found.lines).rows[0]
 
 
 def test_retention_of_what_is_kept_whole_is_no_finding():

@@ -72,7 +72,7 @@ def test_the_page_tells_what_failed_and_what_is_modelled(page):
 
 def test_the_page_says_what_is_beyond_chance_and_what_each_axis_counts(page):
     text = page.read_text()
-    assert '<h2 id="paired">' in text and "retention_correct against full · test-alpha" in text
+    assert text.count('<h2 id="beyond-chance">') == 1 and "retention_correct against full · test-alpha" in text
     assert "Not told apart does not mean equal" in text and "Device KV: keys, values" in text
 
 

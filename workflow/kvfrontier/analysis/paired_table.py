@@ -29,7 +29,8 @@ def heading(found: Paired) -> str:
 
 
 def table(found: Paired, lines: list[Line], by_phase: bool = False, most: int = MOST_ROWS) -> TextTable:
-    """A row a line of `lines`; by_phase: what each phase alone gained and lost, in columns of their own.
+    """A row a line of `lines`; by_phase: what each phase alone gained and lost, in columns of
+    their own, and fewer others.
 
     Of more than `most` lines those that say most are shown, those beyond chance first.
     """
@@ -47,23 +48,23 @@ def table(found: Paired, lines: list[Line], by_phase: bool = False, most: int = 
 def _columns(found: Paired, lines: list[Line], by_phase: bool) -> Iterator[tuple[str, list[str]]]:
     short = _short(found)
     yield "strategy", [short[line.series] for line in lines]
-    yield "budget", [_at(line.budget) for line in lines]
-    if any(line.budget != line.reference_budget for line in lines):
-        yield "against", [_at(line.reference_budget) for line in lines]
+    yield "budget", [_budget(line) for line in lines]
     if not by_phase:
         yield "phase", [line.phase or "" for line in lines]
     yield "items", [_items(line) for line in lines]
     yield "mean", [_mean(found, line.mean) for line in lines]
-    yield "reference", [_mean(found, line.reference_mean) for line in lines]
+    if not by_phase:
+        yield "reference", [_mean(found, line.reference_mean) for line in lines]
     yield f"difference ({_unit(found)})", [_size(found, line.difference) for line in lines]
     yield "95 % interval", [_interval(found, line) for line in lines]
     yield "lost", ["" if line.lost is None else str(line.lost) for line in lines]
     yield "gained", ["" if line.gained is None else str(line.gained) for line in lines]
+    if not by_phase:
+        yield "p", [_p(line.p) for line in lines]
+    yield "p, corrected", [_p(line.corrected) for line in lines]
+    yield "verdict", [verdict(found, line) for line in lines]
     if by_phase:
         yield from _phases(found, lines)
-    yield "p", [_p(line.p) for line in lines]
-    yield "corrected", [_p(line.corrected) for line in lines]
-    yield "verdict", [verdict(found, line) for line in lines]
 
 
 def _short(found: Paired) -> dict[str, str]:
@@ -97,9 +98,9 @@ def verdict(found: Paired, line: Line) -> str:
         return "equal by construction"
     if line.verdict == "too few":
         least = found.needed if line.phase is None else found.needed_by_phase
-        return f"too few: {line.independent} independent, {least} needed"
+        return f"too few ({line.independent} of {least})"
     if line.verdict == "not told apart" and line.visible is not None:
-        return f"not told apart (under {100 * line.visible:.0f} points cannot be seen)"
+        return f"not told apart (under {100 * line.visible:.0f} points none is)"
     return line.verdict
 
 
@@ -114,7 +115,7 @@ def meaning(found: Paired) -> str:
     return (
         f"{metric.meaning} ({metric.better} is better); the difference is to {short_reference(found)}.{lost} "
         f"Corrected for {tested} lines: at least {found.needed} independent conversations or documents must change "
-        "the same way before one of them can be told from chance."
+        "the same way before one of them can be told from chance, `too few` are fewer."
     )
 
 
@@ -122,8 +123,11 @@ def _items(line: Line) -> str:
     return f"{line.n:,}" if line.independent == line.n else f"{line.n:,} of {line.independent:,}"
 
 
-def _at(budget: float | None) -> str:
-    return "" if budget is None else f"{budget:g}"
+def _budget(line: Line) -> str:
+    """Its own, else that of the reference."""
+    if line.budget is not None:
+        return f"{line.budget:g}"
+    return "" if line.reference_budget is None else f"(to {line.reference_budget:g})"
 
 
 def _unit(found: Paired) -> str:

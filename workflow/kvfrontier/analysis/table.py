@@ -42,9 +42,13 @@ class TextTable:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column: does every value in it begin with a digit?"""
+        """For each column: does every value in it begin with a number?"""
         columns = ([row[index] for row in self.rows if row[index]] for index in range(len(self.header)))
-        return tuple(bool(values) and all(value[0].isdigit() for value in values) for values in columns)
+        return tuple(bool(values) and all(_is_number(value) for value in values) for values in columns)
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("+-<(to ")[:1].isdigit()
 
 
 def choice_table(group: Group) -> TextTable:

@@ -19,6 +19,7 @@ from kvfrontier.analysis.frontier import Group, compare, count_by_status
 from kvfrontier.analysis.paired_table import HOW_TO_READ
 from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, title
 from kvfrontier.reports import content
+from kvfrontier.reports.charts.paired_difference import BEYOND_CHANCE
 from kvfrontier.reports.figures import Figure, draw_all, export
 from kvfrontier.store.files import write_atomically
 from kvfrontier.store.live import open_current
@@ -62,6 +63,7 @@ def _page(
         paired=content.paired_tables(connection),
         how_to_read=HOW_TO_READ,
         bytes_counted=BYTES_COUNTED,
+        beyond_chance=BEYOND_CHANCE,
         rails=content.guard_rails(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),

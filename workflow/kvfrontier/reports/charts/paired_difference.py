@@ -13,6 +13,8 @@ from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._dots import ROW_HEIGHT
 from kvfrontier.reports.style import PANEL_BREAK, configurations, in_panels
 
+BEYOND_CHANCE = "Beyond chance"
+"""The section of the page, which has the same numbers as tables."""
 VERDICTS = {"better": "#0072B2", "worse": "#D55E00", "not told apart": "#8a8a8a"}
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("panel", "configuration", "told", "verdict")]
@@ -55,7 +57,7 @@ def _row(item: Paired, line: Line, place: int) -> dict:
 
 @chart(
     "Better or worse on the same questions",
-    "Beyond chance",
+    BEYOND_CHANCE,
     sql=differences,
     missing="No two strategies answered the same items.",
     order=110,
