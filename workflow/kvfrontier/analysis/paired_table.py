@@ -16,7 +16,8 @@ HOW_TO_READ = (
     "document could as well have come out the other way round (McNemar's exact test where each has one question). "
     "Corrected: for all lines of the table (Holm); below 0.05 it is called better or worse.",
     "Not told apart does not mean equal: the interval says what is still possible. Items of one conversation or "
-    "document rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items of 5.",
+    "document rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items of 5. `+2 -1` "
+    "under a place: gained and lost there.",
     "Equal by construction: the question is read without a decode step, and the strategy keeps every token for that.",
 )
 
