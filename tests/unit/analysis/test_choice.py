@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvfrontier.analysis.choice import hints, keeps_retention
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
-from kvfrontier.analysis.table import HEADER, choice_table, remarks, title
+from kvfrontier.analysis.table import HEADER, choice_table, remarks, tiers_table, title
 
 ROW = {
     "strategy": "h2o", "strategy_label": "h2o(budget=0.3)", "series": "h2o", "budget": 0.3, "exact": "",
@@ -64,7 +64,7 @@ def test_no_choice_rests_on_retention_that_is_so_by_construction():
     assert keeps_retention(members) == [FULL]
     assert chosen(FULL, FETCHING)[DEVICE] == "full"
     assert any("infinigen: retention equals the full cache's by construction" in text for text in remarks(members))
-    assert choice_table(members).rows[1][7] == "90% [30-70]="
+    assert choice_table(members).rows[1][4] == "90% [30-70]="
     written = FETCHING | {"retention_is_read": False}  # free answers are decoded: then it is a measurement
     assert keeps_retention(group(FULL, written)) == [FULL, written]
     assert not remarks(group(FULL, written)) and not remarks(group(FULL, OFFLOADED))
@@ -100,15 +100,17 @@ def test_a_group_without_measurements_of_a_kind_says_nothing_about_it():
 
 def test_the_table_marks_what_is_on_the_frontier():
     table = choice_table(group(FULL, ROW))
-    assert table.header == tuple(name for name in HEADER if name not in ("host KV", "file KV", "all KV"))
+    assert table.header == HEADER
     assert table.rows[1][2] == "300 B*"
     assert table.rows[1][4] == "50% [30-70]"
 
 
-def test_bytes_elsewhere_have_columns_of_their_own_where_there_are_any():
-    table = choice_table(group(FULL, OFFLOADED))
-    assert table.header[:7] == ("strategy", "device KV", "of full", "host KV", "file KV", "all KV", "retention")
-    assert table.rows[1][1:6] == ["20 B", "2%", "980 B", "0 B", "1000 B"]
+def test_bytes_elsewhere_have_a_table_of_their_own_where_there_are_any():
+    table = tiers_table(group(FULL, ROW, OFFLOADED))
+    assert table.header == ("strategy", "budget", "device KV", "host KV", "file KV", "all KV", "all of full")
+    assert [row[0] for row in table.rows] == ["full", "offload", "h2o"], "h2o leads in all bytes together"
+    assert table.rows[1] == ["offload", "", "20 B", "980 B", "0 B", "1000 B", "100%"]
+    assert tiers_table(group(FULL, ROW)) is None
 
 
 def test_groups_never_mix_measured_and_modelled(connection):

@@ -10,10 +10,8 @@ from kvfrontier.analysis.frontier import Group, Row
 from kvfrontier.analysis.labels import shorter
 from kvfrontier.units import format_bytes, format_seconds
 
-HEADER = (
-    *("strategy", "budget", "device KV", "of full", "host KV", "file KV", "all KV"),
-    *("retention", "KL nat", "top-1", "tokens/s", "TTFT"),
-)
+HEADER = ("strategy", "budget", "device KV", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
+TIERS = ("strategy", "budget", "device KV", "host KV", "file KV", "all KV", "all of full")
 BYTES_COUNTED = (
     "Device KV: keys, values and the strategy's bookkeeping on the device (a GPU's memory; on a CPU it is the same "
     "RAM), at the phase where they are most, and what decode steps fetch there at most, where measured. Layers of an "
@@ -60,17 +58,33 @@ def choice_table(group: Group) -> TextTable:
         group.rows if len(group.rows) <= MOST_ROWS else [row for row in group.rows if _stands_out(row)][:MOST_ROWS]
     )
     given = [row["strategy_label"] for row in by_construction(group)]
+    rows = [_cells(row, row["strategy_label"] in given) for row in _named(group, members)]
+    left_out = len(group.rows) - len(members)
+    return _filled(HEADER, rows, f"{left_out} more configurations are in the database." if left_out else "")
+
+
+def tiers_table(group: Group) -> TextTable | None:
+    """Where the bytes lie of those that keep some outside the device, beside the full cache and the frontier of all
+    bytes together; None where nothing is outside."""
+    if not group.has_tiers:
+        return None
+    members = [row for row in group.rows if row["host_bytes"] or row["file_bytes"] or row["strategy"] == "full"]
+    members += [row for row in group.rows if row["leads_memory"] and row not in members]
+    rows = [_tiers(row) for row in _named(group, members[:MOST_ROWS])]
+    left_out = len(members) - len(rows)
+    return _filled(TIERS, rows, f"{left_out} more configurations are in the database." if left_out else "")
+
+
+def _named(group: Group, rows: list[Row]) -> list[Row]:
+    """With names no longer than tells the strategies of the group apart."""
     short = shorter(row["series"] for row in group.rows)
-    members = [row | {"series": short[row["series"]]} for row in members]
-    rows = [_cells(row, group.has_tiers, row["strategy_label"] in given) for row in members]
-    kept = [index for index in range(len(HEADER)) if any(row[index] for row in rows)]
-    more = (
-        f"{len(group.rows) - len(members)} more configurations are in the database."
-        if len(members) < len(group.rows)
-        else ""
-    )
+    return [row | {"series": short[row["series"]]} for row in rows]
+
+
+def _filled(header: tuple[str, ...], rows: list[list[str]], note: str) -> TextTable:
+    kept = [index for index in range(len(header)) if any(row[index] for row in rows)]
     return TextTable(
-        tuple(HEADER[index] for index in kept), [[row[index] for index in kept] for row in rows], note=more
+        tuple(header[index] for index in kept), [[row[index] for index in kept] for row in rows], note=note
     )
 
 
@@ -121,7 +135,19 @@ def _stands_out(row: Row) -> bool:
     )
 
 
-def _cells(row: Row, has_tiers: bool, is_given: bool) -> list[str]:
+def _tiers(row: Row) -> list[str]:
+    return [
+        row["series"],
+        _text(row["budget"], "{:g}".format),
+        _text(row["device_bytes"], format_bytes, row["leads_device"]),
+        _text(row["host_bytes"], format_bytes),
+        _text(row["file_bytes"], format_bytes),
+        _text(row["kv_bytes"], format_bytes, row["leads_memory"]),
+        _text(row["kv_share"], "{:.0%}".format),
+    ]
+
+
+def _cells(row: Row, is_given: bool) -> list[str]:
     retention = _text(row["retention"], "{:.0%}".format)
     if row["retention_low"] is not None:
         retention += f" [{100 * row['retention_low']:.0f}-{100 * row['retention_high']:.0f}]"
@@ -130,9 +156,6 @@ def _cells(row: Row, has_tiers: bool, is_given: bool) -> list[str]:
         _text(row["budget"], "{:g}".format),
         _text(row["device_bytes"], format_bytes, row["leads_device"]),
         _text(row["device_share"], "{:.0%}".format),
-        _text(row["host_bytes"] if has_tiers else None, format_bytes),
-        _text(row["file_bytes"] if has_tiers else None, format_bytes),
-        _text(row["kv_bytes"] if has_tiers else None, format_bytes, row["leads_memory"]),
         retention + GIVEN * is_given,
         _text(row["kl"], "{:.3f}".format),
         _text(row["top1"], "{:.0%}".format),

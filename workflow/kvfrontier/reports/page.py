@@ -17,7 +17,7 @@ from markupsafe import Markup
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
 from kvfrontier.analysis.paired_table import HOW_TO_READ
-from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, title
+from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, tiers_table, title
 from kvfrontier.reports import content
 from kvfrontier.reports.charts.paired_difference import BEYOND_CHANCE
 from kvfrontier.reports.figures import Figure, draw_all, export
@@ -104,6 +104,7 @@ def _shown(group: Group) -> dict[str, Any]:
         "settings": settings(group),
         "warning": group.verdict["reason"] if group.is_uninformative else "",
         "table": choice_table(group),
+        "tiers": tiers_table(group),
         "remarks": remarks(group),
         "hints": hints(group),
     }
