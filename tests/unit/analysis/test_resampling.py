@@ -32,8 +32,15 @@ def test_few_clusters_are_tried_in_every_way(draw):
         assert sign_flips(sums) == pytest.approx(np.mean(ways))
 
 
+def test_counts_of_many_clusters_are_exact(draw):
+    counts = draw.integers(-3, 4, ENUMERATED + 4).astype(float)
+    signs = np.array(list(itertools.product((1, -1), repeat=len(counts))), dtype=np.int8)
+    expected = np.mean(np.abs(signs @ counts) >= abs(counts.sum()) - 1e-9)
+    assert sign_flips(counts) == pytest.approx(expected, rel=1e-9)
+
+
 def test_many_clusters_are_drawn_and_close_to_all_ways(draw):
-    sums = draw.standard_normal(ENUMERATED + 6) + 0.35
+    sums = draw.standard_normal(ENUMERATED + 3) + 0.35
     signs = np.array(list(itertools.product((1, -1), repeat=len(sums))), dtype=np.int8)
     everything = np.mean(np.abs(signs @ sums) >= abs(sums.sum()) - 1e-9)
     assert sign_flips(sums) == pytest.approx(everything, abs=0.01)

@@ -15,9 +15,9 @@ HOW_TO_READ = (
     "p: how often two strategies that are alike would differ at least so much by chance, if each conversation or "
     "document could as well have come out the other way round (McNemar's exact test where each has one question). "
     "Corrected: for all lines of the table (Holm); below 0.05 it is called better or worse.",
-    "Not told apart does not mean equal: the interval says what is still possible. Items of one conversation or "
-    "document rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items of 5. `+2 -1` "
-    "under a place: gained and lost there.",
+    "Not told apart does not mean equal: the interval, of that line alone, says what is still possible. Items of one "
+    "conversation or document rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items "
+    "of 5. `+2 -1` under a place: gained and lost there.",
     "Equal by construction: the question is read without a decode step, and the strategy keeps every token for that.",
 )
 
@@ -101,7 +101,7 @@ def verdict(found: Paired, line: Line) -> str:
         least = found.needed if line.phase is None else found.needed_by_phase
         return f"too few ({line.independent} of {least})"
     if line.verdict == "not told apart" and line.visible is not None:
-        return f"not told apart (under {100 * line.visible:.0f} points none is)"
+        return f"not told apart ({100 * line.visible:.0f} points or more could be)"
     return line.verdict
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from kvfrontier.analysis.significance import Floats, mcnemar
+from kvfrontier.analysis.significance import Floats
 
+COUNTED = 5_000_000
+"""Clusters times items that differ, up to which the sums of counts are worked out exactly."""
 ENUMERATED = 14
-"""Clusters that differ, up to which all 2^n signs are tried; beyond, FLIPS of them."""
+"""Clusters with other sums than counts, up to which all 2^n signs are tried; beyond, FLIPS of them."""
 FLIPS = 20_000
 RESAMPLES = 4000
 FEWEST_RESAMPLED = 5
@@ -24,15 +26,17 @@ ROUNDING = 1e-9
 
 
 def sign_flips(sums: ArrayLike) -> float:
-    """Exact two-sided p that the sums of differences, one a cluster, have no direction: were the two strategies alike,
-    each sum would come with either sign. Of right/wrong items, one a cluster, this is McNemar's exact test.
+    """Two-sided p of the sums of differences, one a cluster, if they have no direction: were the two strategies alike,
+    each sum could as well have the other sign. Exact for counts (of one item a cluster: McNemar's exact test) and for
+    few clusters, else of FLIPS draws.
     """
     values = np.asarray(sums, dtype=float)
     values = values[np.abs(values) > ROUNDING]
     if not len(values):
         return 1.0
-    if np.ptp(np.abs(values)) <= ROUNDING:
-        return float(mcnemar(np.sum(values < 0, keepdims=True), np.sum(values > 0, keepdims=True))[0])
+    counts = np.abs(values).round().astype(int)
+    if np.allclose(np.abs(values), counts, atol=ROUNDING) and len(counts) * counts.sum() <= COUNTED:
+        return _of_counts(counts, abs(round(values.sum())))
     reached = abs(values.sum()) * (1 - ROUNDING)
     if len(values) <= ENUMERATED:
         signs = 1 - 2 * (np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1)
@@ -42,6 +46,18 @@ def sign_flips(sums: ArrayLike) -> float:
         signs = 1 - 2 * draw.integers(0, 2, (1000, len(values)), dtype=np.int8)
         beyond += int(np.sum(np.abs(signs @ values) >= reached))
     return (beyond + 1) / (FLIPS + 1)
+
+
+def _of_counts(counts: NDArray[np.int_], reached: int) -> float:
+    """The chance that counts with random signs sum to `reached` or more, either way."""
+    chances = np.ones(1)  # of each sum, from the least to the largest in steps of 1
+    for count in counts:
+        wider = np.zeros(len(chances) + 2 * count)
+        wider[: len(chances)] += chances / 2
+        wider[2 * count :] += chances / 2
+        chances = wider
+    sums = np.arange(len(chances)) - counts.sum()
+    return float(min(1.0, chances[np.abs(sums) >= reached].sum()))
 
 
 def share_interval(sums: ArrayLike, items: ArrayLike) -> tuple[float, float]:
