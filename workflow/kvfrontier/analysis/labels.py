@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 
@@ -11,13 +12,11 @@ def shorter(labels: Iterable[str]) -> dict[str, str]:
     `anchors(policy=h2o, protect=('random',))` is `anchors(protect=random)` beside one that protects something else.
     """
     parts = {label: _parts(label) for label in labels}
-    variants: dict[str, list[list[str]]] = {}
-    for name, settings in parts.values():
-        variants.setdefault(name, []).append(settings)
+    variants = Counter(name for name, _ in parts.values())
+    shared = Counter((name, item) for name, settings in parts.values() for item in dict.fromkeys(settings))
     found = {}
     for label, (name, settings) in parts.items():
-        others = variants[name]
-        differing = [item for item in settings if len(others) == 1 or any(item not in other for other in others)]
+        differing = [item for item in settings if variants[name] == 1 or shared[name, item] < variants[name]]
         found[label] = f"{name}({', '.join(map(_plain, differing))})" if differing else name
     return found if len(set(found.values())) == len(found) else {label: label for label in parts}
 

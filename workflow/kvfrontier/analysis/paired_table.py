@@ -47,9 +47,9 @@ def table(found: Paired, lines: list[Line], by_phase: bool = False, most: int = 
 
 
 def _columns(found: Paired, lines: list[Line], by_phase: bool) -> Iterator[tuple[str, list[str]]]:
-    short = _short(found)
+    short = short_names(found)
     yield "strategy", [short[line.series] for line in lines]
-    yield "budget", [_budget(line) for line in lines]
+    yield "budget", [budget(line) for line in lines]
     if not by_phase:
         yield "phase", [line.phase or "" for line in lines]
     yield "items", [_items(line) for line in lines]
@@ -68,13 +68,14 @@ def _columns(found: Paired, lines: list[Line], by_phase: bool) -> Iterator[tuple
         yield from _phases(found, lines)
 
 
-def _short(found: Paired) -> dict[str, str]:
+def short_names(found: Paired) -> dict[str, str]:
+    """Labels without budgets -> no longer than tells them apart."""
     return shorter({found.reference, *(line.series for line in found.lines)})
 
 
 def short_reference(found: Paired) -> str:
     """Its label beside the others' of the table."""
-    return _short(found)[found.reference]
+    return short_names(found)[found.reference]
 
 
 def _phases(found: Paired, lines: list[Line]) -> Iterator[tuple[str, list[str]]]:
@@ -124,7 +125,7 @@ def _items(line: Line) -> str:
     return f"{line.n:,}" if line.independent == line.n else f"{line.n:,} of {line.independent:,}"
 
 
-def _budget(line: Line) -> str:
+def budget(line: Line) -> str:
     """Its own, else that of the reference."""
     if line.budget is not None:
         return f"{line.budget:g}"

@@ -21,6 +21,8 @@ MOST_PANELS = 12
 MOST_CONFIGURATIONS = 40
 MOST_POINTS = 400
 PANEL_BREAK = " | "
+LABEL_LIMIT = 380
+"""Pixels of a name beside an axis; longer ones are cut."""
 
 PANEL_SQL = "concat_ws(' · ', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
 """SQL of the first line of a panel's heading; the second follows PANEL_BREAK."""
@@ -167,7 +169,7 @@ def themed(drawn: alt.TopLevelMixin) -> dict[str, Any]:
             "titleFontSize": 12,
             "titleFontWeight": "normal",
             "gridColor": "#ececec",
-            "labelLimit": 230,
+            "labelLimit": LABEL_LIMIT,
         },
         legend={"labelFontSize": 12, "titleFontSize": 12, "titleLimit": 320, "labelLimit": 560, "symbolSize": 90},
         header={"labelFontSize": 12, "titleFontSize": 12},

@@ -7,11 +7,11 @@ import duckdb
 import pyarrow as pa
 
 from kvfrontier.analysis.paired import Line, Paired, paired, quality_metrics, references
-from kvfrontier.analysis.paired_table import short_reference, verdict
+from kvfrontier.analysis.paired_table import budget, short_names, short_reference, verdict
 from kvfrontier.metrics import METRICS
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._dots import ROW_HEIGHT
-from kvfrontier.reports.style import PANEL_BREAK, configurations, in_panels
+from kvfrontier.reports.style import LABEL_LIMIT, PANEL_BREAK, configurations, in_panels
 
 BEYOND_CHANCE = "Beyond chance"
 """The section of the page, which has the same numbers as tables."""
@@ -37,13 +37,11 @@ def differences(connection: duckdb.DuckDBPyConnection) -> pa.Table:
 
 
 def _row(item: Paired, line: Line, place: int) -> dict:
-    budgets = [f"{budget:g}" for budget in (line.budget,) if budget is not None]
-    against = [] if line.reference_label == item.reference or budgets else [f"(to {line.reference_label})"]
     model = ["MODELLED"] if item.source == "model" else []
     where = " · ".join([item.model, item.engine_label, item.device, *model])
     return {
         "panel": PANEL_BREAK.join([where, f"{item.metric}, against {short_reference(item)}", item.workload_label]),
-        "configuration": " ".join([line.series, *budgets, *against]),
+        "configuration": " ".join(filter(None, (short_names(item)[line.series], budget(line)))),
         "told": line.verdict if line.verdict in VERDICTS else "not told apart",
         "verdict": verdict(item, line),
         "place": place,
@@ -65,7 +63,7 @@ def _row(item: Paired, line: Line, place: int) -> dict:
 def paired_difference(table: pa.Table) -> alt.FacetChart:
     """Share answered right minus that of the reference, on the same items, with 95 % intervals. Grey is what chance
     explains: not equal, only not told apart. Blue and orange are beyond chance, corrected for the lines of a panel."""
-    y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=230))
+    y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=LABEL_LIMIT))
     x = alt.X("difference:Q", title="difference, share of the items", axis=alt.Axis(format="+.0%", tickCount=6))
     colour = alt.Color(
         "told:N",
