@@ -65,3 +65,17 @@ for prefill in ("eager", "sdpa"):
     assert eager_found == 1
     assert 0 < eager < fused / 1.5
     assert (fused, fused_found) == (4096, 0)
+
+
+def test_what_was_freed_goes_back_to_the_system_before_the_next_search():
+    """The allocator keeps pieces of the size of a short prompt's tensors: they are no use to a large one."""
+    out = run("""
+held = session("sdpa", 1000)
+pieces = [torch.ones(25_000) for _ in range(2000)]
+del pieces[::2]
+del pieces
+before = _status_bytes("VmRSS")
+held.free_unused()
+print((before - _status_bytes("VmRSS")) // 10**6)
+""")
+    assert int(out[0]) > 30

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from kvfrontier.cache.interface import ATTENTION
 from kvfrontier.cache.rotary import Rotary
 from kvfrontier.engines._greedy import Readings, answer
-from kvfrontier.engines._memory import MemoryLimit
+from kvfrontier.engines._memory import MemoryLimit, give_back_heap
 from kvfrontier.engines._queries_ahead import QueriesAhead
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines._torch_sequences import TorchSequences
@@ -89,6 +89,7 @@ class TorchSession(Session):
     def free_unused(self) -> None:
         """Give back what nothing refers to any more, as after an allocation that failed."""
         gc.collect()
+        give_back_heap()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
