@@ -52,8 +52,11 @@ class TorchSession(Session):
         strategy.check(self.spec)
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
+        sequences = TorchSequences(self, strategy)
+        if self._limit.limit_bytes is not None:
+            sequences.cache.start_links()
         self._limit.renew()
-        return TorchSequences(self, strategy)
+        return sequences
 
     def queries_ahead(self, strategy: Strategy) -> QueriesAhead | None:
         """For strategies that require it; raises Unsupported where the model does not tell."""
