@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 _GRAIN = 32_768  # elements of a copy that torch gives to one thread before it asks for another
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from kvfrontier.parameters import settings
+from pydantic import Field
+
+from kvfrontier.parameters import Budget, settings
 from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
 @settings
 class Wrapped(Eviction):
     """A subclass defines `inner`. Everything here is as `inner` says; budget and its reference are this one's."""
+
+    budget: Annotated[
+        Budget | None,
+        Field(
+            description="Kept share of the tokens in (0, 1], or a token count per KV head; null: as the policy's own "
+            "parameters say, or its default"
+        ),
+    ] = 0.2
 
     @property
     def inner(self) -> Eviction:
