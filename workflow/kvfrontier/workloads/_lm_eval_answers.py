@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from lm_eval.api.metrics import mean
+from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.evaluator import evaluate
 
 from kvfrontier.metrics import (
@@ -32,7 +32,6 @@ from kvfrontier.workloads._lm_eval_tasks import Loaded
 NAMED = frozenset({ACC, ACC_NORM, EXACT_MATCH})
 """Scores whose metric has lm-eval's name."""
 ONLY_FILTER = "none"  # what lm-eval calls the one way to read an answer, where there is one
-BOOTSTRAPS = 1000  # for standard errors of scores that are no means; those of means need none
 
 
 @dataclass
@@ -66,8 +65,9 @@ def evaluated(model: SessionLM, loaded: Loaded, seed: int) -> Evaluation:
     """Let lm-eval ask `model` the documents. The same seed gives the same few-shot examples every time."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     loaded.task.set_fewshot_seed(seed)
+    # Standard errors of means need no bootstrap, which lm-eval would start processes for.
     found = evaluate(
-        model, {"tasks": {loaded.name: loaded.task}}, samples={loaded.name: loaded.samples}, bootstrap_iters=BOOTSTRAPS
+        model, {"tasks": {loaded.name: loaded.task}}, samples={loaded.name: loaded.samples}, bootstrap_iters=0
     )
     averaged = {name for name, how in loaded.task.aggregation().items() if how is mean}
     by_document: dict[int, Answer] = {}
@@ -78,7 +78,8 @@ def evaluated(model: SessionLM, loaded: Loaded, seed: int) -> Evaluation:
             by_document[number] = _answer(model, loaded, number, sample)
         scores = {name: sample[name] for name in sample["metrics"] if name in averaged}
         by_document[number].scores |= {(name, sample["filter"]): float(value) for name, value in scores.items()}
-    return Evaluation(list(by_document.values()), dict(_totals(found["results"][loaded.name], averaged)))
+    answers = list(by_document.values())
+    return Evaluation(answers, dict(_totals(found["results"][loaded.name], averaged)) | _errors(answers))
 
 
 def measurements(own: Evaluation, full: Evaluation) -> Iterator[Measurement]:
@@ -96,8 +97,10 @@ def _values(answer: Answer, reference: Answer) -> Iterator[tuple[str, float, str
     yield EVICTED_TOKENS, fmean(read.lost for read in answer.reads), "", None
     yield EFFECTIVE_BUDGET, fmean(read.held / read.tokens for read in answer.reads), "", None
     for (name, way), value in answer.scores.items():
-        named, way = name in NAMED, "" if way == ONLY_FILTER else way
-        yield (name if named else TASK_SCORE), value, (way if named else ", ".join(filter(None, (name, way)))), None
+        if name in NAMED:
+            yield name, value, "" if way == ONLY_FILTER else way, None
+        else:
+            yield TASK_SCORE, value, _phase(name, way), None
     for place, value in enumerate(answer.log_likelihoods):
         yield LOG_LIKELIHOOD, value, "", place
     yield FULL_AGREEMENT, float(answer.given == reference.given), "", None
@@ -132,12 +135,21 @@ def _right(loaded: Loaded, sample: dict[str, Any], choices: list[str]) -> frozen
 
 
 def _totals(results: dict[str, Any], averaged: set[str]) -> Iterator[tuple[tuple[str, str], float]]:
+    """Scores that are no means over documents, such as a perplexity."""
     for key, value in results.items():
         name, _, way = key.partition(",")
-        if not way or not isinstance(value, int | float):
-            continue
-        phase = name if way == ONLY_FILTER else f"{name}, {way}"
-        if name.endswith("_stderr"):
-            yield (STANDARD_ERROR, phase.replace("_stderr", "", 1)), float(value)
-        elif name not in averaged:
-            yield (TASK_SCORE, phase), float(value)
+        if way and not name.endswith("_stderr") and name not in averaged:
+            yield (TASK_SCORE, _phase(name, way)), float(value)
+
+
+def _errors(answers: list[Answer]) -> dict[tuple[str, str], float]:
+    """Standard error of each score that is a mean over documents, by lm-eval's formula."""
+    if len(answers) < 2:
+        return {}
+    by_score = {key: [answer.scores[key] for answer in answers] for key in answers[0].scores}
+    return {(STANDARD_ERROR, _phase(*key)): mean_stderr(values) for key, values in by_score.items()}
+
+
+def _phase(name: str, way: str) -> str:
+    """Of a score, and of how the answer was read off where there are several ways."""
+    return name if way == ONLY_FILTER else f"{name}, {way}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -31,19 +32,24 @@ class Question:
     read: int
     continuations: tuple[TokenIds, ...]
 
+    @property
+    def tokens(self) -> int:
+        """All that is fed."""
+        return self.read + sum(map(len, self.rests))
+
     def rest(self, continuation: TokenIds) -> TokenIds:
         """What is fed after the compression: all but the last token is predicted from."""
         return self.context[self.read :] + continuation[:-1]
 
-    @property
+    @cached_property
     def rests(self) -> list[TokenIds]:
-        """Each different one; continuations of one token share theirs."""
-        return [rest for rest in dict.fromkeys(map(self.rest, self.continuations)) if rest]
+        """Each different one, the longest first; continuations of one token share theirs."""
+        return sorted({rest for rest in map(self.rest, self.continuations) if rest}, key=lambda rest: (-len(rest), rest))
 
 
 def batches(questions: Sequence[Question], width: int) -> Iterator[list[int]]:
-    """Places of the questions, `width` at a time, the longest contexts first: a row is padded to its batch's longest."""
-    places = sorted(range(len(questions)), key=lambda place: -len(questions[place].context))
+    """Places of the questions, `width` at a time, those with most to read first: rows are padded to the longest."""
+    places = sorted(range(len(questions)), key=lambda place: -questions[place].tokens)
     return (places[start : start + width] for start in range(0, len(places), width))
 
 
@@ -97,7 +103,7 @@ def _step(asked: Sequences, rows: Sequence[TokenIds]) -> Sequence[Tensor]:
 
     longest = max(map(len, rows))
     steps = [asked.decode([row[min(place, len(row) - 1)] for row in rows]) for place in range(longest)]
-    return list(torch.stack(steps, dim=1))
+    return [logits[: len(row)] for logits, row in zip(torch.stack(steps, dim=1), rows, strict=True)]
 
 
 def _score(after: Tensor, fed: Tensor | None, tokens: TokenIds) -> Score:

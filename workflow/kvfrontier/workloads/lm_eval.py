@@ -73,7 +73,7 @@ class LmEval(Workload):
         Literal["block", "steps"],
         Field(description="What comes after the compression, at once, or each token as a decode step: for fetching"),
     ] = "block"
-    side_by_side: Annotated[PositiveInt, Field(description="Contexts in one forward pass")] = 4
+    side_by_side: Annotated[PositiveInt, Field(description="Contexts in one forward pass")] = 8
 
     @model_validator(mode="after")
     def _check(self) -> LmEval:
