@@ -31,7 +31,8 @@ MADE_UP = {
     "boolq": lambda w: {"passage": f"Animals -- A {w} is here.", "question": f"is a {w} here", "label": 1},
     "piqa": lambda w: {"goal": f"How to feed a {w}?", "sol1": "Give it hay.", "sol2": "Give it a car.", "label": 0},
     "winogrande": lambda w: {
-        "sentence": f"The {w} hid from the bear because the _ was small.", "option1": w, "option2": "bear", "answer": "1",
+        "sentence": f"The {w} hid from the bear because the _ was small.",
+        "option1": w, "option2": "bear", "answer": "1",
     },
     "arc_easy": lambda w: {"question": f"Which colour has a {w}?", "choices": LETTERED, "answerKey": "C"},
     "openbookqa": lambda w: {"question_stem": f"A {w} is", "choices": LETTERED, "answerKey": "B"},
@@ -63,6 +64,7 @@ def made_up(monkeypatch, request):
         return [MADE_UP[task](word) for word in WORDS]
 
     monkeypatch.setattr(lm_eval_tasks, "documents", documents)
+
     def examples(task):
         return [MADE_UP[task](word) for word in OTHERS] if sources.OFFLINE[task].examples else None
 
@@ -130,6 +132,11 @@ def test_too_few_documents_for_examples_are_refused():
         prompts("piqa", count=11, num_fewshot=2)
 
 
+def test_mmlu_shows_its_five_examples_in_their_order():
+    (context, _), *_ = next(iter(prompts("mmlu_anatomy", count=2, num_fewshot=5).values()))
+    assert re.findall(r"Where is a (\w+)", context)[:5] == list(OTHERS)
+
+
 def test_documents_are_a_random_choice_that_only_the_seed_decides():
     few, many, other = (set(prompts("piqa", count, seed=seed)) for count, seed in ((3, 0), (6, 0), (6, 1)))
     assert few < many and many != other and few != {0, 1, 2}
@@ -187,7 +194,8 @@ def test_what_was_evicted_is_not_seen_and_the_rest_stays_where_it_was(settings):
 
 def test_each_document_says_what_it_lost():
     found = measure(TorchSession(tiny_llama(vocab=VOCAB), toy_tokenizer()), RECENT, held_back_tokens=3)
-    for tokens, lost, left in zip(*(values(found, name) for name in ("context_tokens", "evicted_tokens", "effective_budget")), strict=True):  # fmt: skip
+    names = ("context_tokens", "evicted_tokens", "effective_budget")
+    for tokens, lost, left in zip(*(values(found, name) for name in names), strict=True):
         assert lost == (tokens - 3) // 2 and left == pytest.approx((tokens - lost) / tokens)
     assert values(found, "budget_bites") == [1.0] * 3
     assert [one.value for one in found["achieved_budget"]] == [pytest.approx(0.5, abs=0.02)]
@@ -272,9 +280,7 @@ def test_answers_that_are_generated_stop_where_the_task_says():
 
     def answers(*settings):
         texts = ("A long question?", "Another one", "Third")
-        requests = [
-            Instance("generate_until", {}, (text, one), 0) for text, one in zip(texts, settings, strict=True)
-        ]
+        requests = [Instance("generate_until", {}, (text, one), 0) for text, one in zip(texts, settings, strict=True)]
         return SessionLM(shared, FULL, protocol, KVAccount(shared)).generate_until(requests)
 
     free = answers(*[{"until": [], "max_gen_toks": 9}] * 3)
@@ -290,7 +296,7 @@ def test_answers_that_are_generated_stop_where_the_task_says():
 
 
 def test_nothing_is_truncated():
-    with pytest.raises(Unsupported, match="a document has .* tokens, fake 24 positions"):
+    with pytest.raises(Unsupported, match=r"a document has .* tokens, fake 24 positions"):
         measure(session(max_positions=24), FULL)
 
 

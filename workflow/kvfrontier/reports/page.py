@@ -59,6 +59,7 @@ def _page(
         counts=count_by_status(connection),
         headline=content.headline(connection),
         rails=content.guard_rails(connection),
+        short_contexts=content.short_contexts(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),
         damaged=content.damaged_files(connection),

@@ -1,4 +1,4 @@
-"""Documents of lm-eval tasks out of a PyPI wheel, with the columns of the hub's data sets: the same task, no download."""
+"""Documents of lm-eval tasks out of a PyPI wheel, with the columns of the hub's data sets: the same task, offline."""
 
 from __future__ import annotations
 

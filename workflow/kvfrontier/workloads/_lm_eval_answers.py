@@ -130,7 +130,9 @@ def _answer(model: SessionLM, loaded: Loaded, number: int, sample: dict[str, Any
 def _right(loaded: Loaded, sample: dict[str, Any], choices: list[str]) -> frozenset[int]:
     """Places of the right choices. Where each choice has a context of its own, lm-eval says them with the text."""
     said = loaded.task.doc_to_text(sample["doc"]) if loaded.task.multiple_input else sample["target"]
-    found = (choices.index(one) if isinstance(one, str) else one for one in (said if isinstance(said, list) else [said]))
+    found = (
+        choices.index(one) if isinstance(one, str) else one for one in (said if isinstance(said, list) else [said])
+    )
     return frozenset(found)
 
 

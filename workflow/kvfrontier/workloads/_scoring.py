@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations under a cache: contexts are read once and compressed, continuations are fed after."""
+"""Log-likelihoods of continuations under a cache: a context is read once and compressed, continuations come after."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Question:
     @cached_property
     def rests(self) -> list[TokenIds]:
         """Each different one, the longest first; continuations of one token share theirs."""
-        return sorted({rest for rest in map(self.rest, self.continuations) if rest}, key=lambda rest: (-len(rest), rest))
+        return sorted(
+            {rest for rest in map(self.rest, self.continuations) if rest}, key=lambda rest: (-len(rest), rest)
+        )
 
 
 def batches(questions: Sequence[Question], width: int) -> Iterator[list[int]]:
@@ -77,9 +79,7 @@ def score_after(read: Sequences, after: Tensor, questions: Sequence[Question], f
 
 def score_at_once(session: Session, strategy: Strategy, questions: Sequence[Question], width: int) -> list[list[Score]]:
     """The same, each context read together with its continuation in one pass: of no cache, but of a mask."""
-    texts = [
-        (question.context + tokens[:-1], tokens) for question in questions for tokens in question.continuations
-    ]
+    texts = [(question.context + tokens[:-1], tokens) for question in questions for tokens in question.continuations]
     found: dict[int, Score] = {}
     by_length = sorted(range(len(texts)), key=lambda place: len(texts[place][0]))
     for _, group in groupby(by_length, key=lambda place: len(texts[place][0])):

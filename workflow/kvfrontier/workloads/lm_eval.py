@@ -27,7 +27,7 @@ ENDLESS = 10**6  # tokens of a context in which any budget bites
 
 @workload("lm_eval")
 class LmEval(Workload):
-    """Ask `documents` documents of an lm-eval task (Gao et al., EleutherAI/lm-evaluation-harness), as lm-eval asks them.
+    """Ask `documents` documents of an lm-eval task, as lm-eval asks them (EleutherAI/lm-evaluation-harness 0.4.13).
 
     Prompts, few-shot examples, scores and their aggregation are lm-eval's. Its model is the session: a context is read
     up to its last `held_back_tokens` tokens, the cache is compressed as the strategy says, and what was held back is
@@ -43,10 +43,12 @@ class LmEval(Workload):
 
     Documents (`request` is the number in the data set) and few-shot examples are a seeded random choice, the same for
     every strategy, and no example is ever asked. Every document is also asked of the full cache, once a session:
-    `full_agreement` and `margin_change` are paired. Contexts can be short: `budget_bites` says of how many documents the
-    strategy took anything at all, `effective_budget` what they still held of their context. Bytes are of one context.
+    `full_agreement` and `margin_change` are paired. Contexts can be short: `budget_bites` says of how many documents
+    the strategy took anything at all, `effective_budget` what they still held of their context. Bytes are of one
+    context.
     """
 
+    needs: ClassVar[frozenset[str]] = frozenset({"steps", "logits", "kept_positions", "text"})
     references: ClassVar[tuple[str, ...]] = ("full",)
     packages: ClassVar[tuple[str, ...]] = ("lm_eval",)
 
@@ -57,7 +59,9 @@ class LmEval(Workload):
     ] = None
     documents_from: Annotated[
         Literal["wheel", "hub"],
-        Field(description="The data wheel (the reasoning tasks, MMLU, LAMBADA, GSM8K), or the hub (any task; a network)"),
+        Field(
+            description="The data wheel (the reasoning tasks, MMLU, LAMBADA, GSM8K), or the hub (any task; a network)"
+        ),
     ] = "wheel"
     protocol: Annotated[
         Literal["compressed", "one_pass"],
@@ -86,11 +90,6 @@ class LmEval(Workload):
 
     def data(self) -> tuple[str, ...]:
         return (DATA,) if self.documents_from == "wheel" else ()
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """One pass asks for no steps."""
-        return frozenset({"steps", "logits", "kept_positions", "text"})
 
     @property
     def gives(self) -> frozenset[str]:
@@ -122,7 +121,9 @@ class LmEval(Workload):
         yield from measurements(own, session.memo[key])
         if strategy.kept_tokens(ENDLESS) < ENDLESS:
             for answer in own.answers:
-                yield Measurement(BUDGET_BITES, float(any(read.lost > 0 for read in answer.reads)), request=answer.number)
+                yield Measurement(
+                    BUDGET_BITES, float(any(read.lost > 0 for read in answer.reads)), request=answer.number
+                )
         if self.protocol == "compressed":
             yield from account.measurements()
 
