@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Documents of lm-eval tasks a second: the workload's full cache against lm-eval's own HFLM, on the same prompts.
 
-h  multiple choice, documents/s of the full cache over HFLM's (goal: 1.5 times as fast, since a context is read once)
+j  multiple choice, documents/s of the full cache over HFLM's (goal: 1.5 times as fast, since a context is read once)
 
 Both sides share the packaged model, one thread, and take turns. HFLM is measured at its default of one text a batch and
 at `--batch` texts; `_speedup` is over its default, `_speedup_batched` over the better of the two. Prints `name=value`.

@@ -1,4 +1,4 @@
-"""A proportion by budget, one line a strategy, the full cache as a band: charts differ in what is counted."""
+"""A proportion by budget, one line a strategy; charts differ in what is counted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def by_budget_sql(metrics: str, panel: str) -> str:
 
 
 def by_budget(table: pa.Table, title: str, items: str, logarithmic: bool = False) -> alt.FacetChart:
-    """Rows as `by_budget_sql` returns them, with 95 % Wilson intervals.
+    """Rows as `by_budget_sql` returns them, with 95 % Wilson intervals; the band is the full cache's.
 
     title: of the proportion. items: what n counts. logarithmic: budgets span more than a power of ten.
     """
@@ -55,9 +55,9 @@ def by_budget(table: pa.Table, title: str, items: str, logarithmic: bool = False
     colour = series_colour(table)
     swept = alt.Chart().transform_filter("isValid(datum.share)")
     whole = alt.Chart().transform_filter("!isValid(datum.share) && isValid(datum.smallest)")
-    ends = {"x": alt.X("smallest:Q"), "x2": "largest:Q"}
-    band = whole.mark_rect(opacity=0.10).encode(**ends, y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
-    level = whole.mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(**ends, y=y, color=colour)
+    of_full = whole.transform_filter(f"datum.series == '{REFERENCE}'")
+    band = of_full.mark_rect(opacity=0.10).encode(y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
+    level = whole.mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(y=y, color=colour)
     lines = swept.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
     bars = swept.mark_rule(strokeWidth=1.5, opacity=0.55).encode(x=x, y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
     points = swept.mark_point(size=80, opacity=1, **point_fill(table)).encode(

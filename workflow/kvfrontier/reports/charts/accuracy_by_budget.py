@@ -18,7 +18,7 @@ from kvfrontier.reports.style import told_apart
     order=110,
 )
 def accuracy_by_budget(table: pa.Table) -> alt.FacetChart:
-    """Documents of a task answered right (lm-eval's acc), with 95 % Wilson intervals; the dashed line and its band are
-    the full cache. Wide intervals hide what is paired: the next chart and the tables are of the same documents. A
-    strategy may seem to win where the full cache is no better than chance."""
+    """Documents of a task answered right (lm-eval's acc), with 95 % Wilson intervals; dashed lines are strategies
+    without a budget, the band is the full cache's interval. Every strategy is asked the same documents: what is beyond
+    chance is told by the paired tables, not by intervals. Where the full cache only guesses, accuracy shows nothing."""
     return by_budget(table, "answered right", "documents asked", logarithmic=True)

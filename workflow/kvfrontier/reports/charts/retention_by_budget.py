@@ -18,6 +18,6 @@ from kvfrontier.reports.style import context_sql
     order=80,
 )
 def retention_by_budget(table: pa.Table) -> alt.FacetChart:
-    """Facts answered right, all depths together, with 95 % Wilson intervals. The dashed line and its band are the full
-    cache."""
+    """Facts answered right, all depths together, with 95 % Wilson intervals; points of one budget stand side by side.
+    Dashed lines are strategies without a budget, the band is the full cache's interval."""
     return by_budget(table, "facts answered right", "facts asked")
