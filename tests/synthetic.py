@@ -217,6 +217,7 @@ def _task(cell: Cell, budget: float, draw: random.Random) -> Iterator[Measuremen
         yield Measurement("context_tokens", 24, request=request)
         yield Measurement("acc", float(margin > 0), request=request)
         yield Measurement("answer_margin", margin, request=request)
+        yield Measurement("margin_change", margin - 0.5, request=request)
         yield Measurement("full_agreement", float(draw.random() < 0.5 + budget / 2), request=request)
         if cell.strategy.name != "full":
             yield Measurement("effective_budget", max(budget, 0.25), request=request)
