@@ -127,6 +127,24 @@ def test_examples_never_come_from_documents_that_are_asked(task):
             assert shown & told == {WORDS[number]} and len(shown & {*WORDS, *OTHERS}) == 3
 
 
+def test_a_hub_tasks_examples_are_not_its_asked_documents_either(monkeypatch):
+    """Of a task whose only split is the one that is asked."""
+    monkeypatch.setattr(lm_eval_tasks, "_manager", lambda folder, real=lm_eval_tasks._manager: real("piqa"))
+    own = {"custom_dataset": _one_split, "training_split": None, "num_fewshot": 3}
+    loaded = lm_eval_tasks._from_hub("piqa", 4, own, 0)
+    assert loaded.samples == loaded.numbers and len(loaded.samples) == 4
+    pool = [document["goal"] for document in loaded.task.sampler.fewshot_docs()]
+    assert len(pool) == 8 and not {WORDS[number] for number in loaded.samples} & set(re.findall(r"\w+", " ".join(pool)))
+    with pytest.raises(Unsupported, match="3 few-shot examples, and 3 documents"):
+        lm_eval_tasks._from_hub("piqa", 9, own, 0)
+
+
+def _one_split(**_):
+    import datasets
+
+    return datasets.DatasetDict({"validation": datasets.Dataset.from_list([MADE_UP["piqa"](word) for word in WORDS])})
+
+
 def test_too_few_documents_for_examples_are_refused():
     with pytest.raises(Unsupported, match="2 few-shot examples, and 1 documents of piqa that are not asked"):
         prompts("piqa", count=11, num_fewshot=2)

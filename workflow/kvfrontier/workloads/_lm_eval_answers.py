@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -63,7 +62,6 @@ class Evaluation:
 
 def evaluated(model: SessionLM, loaded: Loaded, seed: int) -> Evaluation:
     """Let lm-eval ask `model` the documents. The same seed gives the same few-shot examples every time."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     loaded.task.set_fewshot_seed(seed)
     # Standard errors of means need no bootstrap, which lm-eval would start processes for.
     found = evaluate(

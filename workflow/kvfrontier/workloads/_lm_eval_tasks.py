@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +41,8 @@ def load(name: str, from_hub: bool, count: int, num_fewshot: int | None, seed: i
 
     Few-shot examples never come from documents that are asked. Raises Unsupported where no others are left.
     """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
     settings = {} if num_fewshot is None else {"num_fewshot": num_fewshot}
     return (_from_hub if from_hub else _from_wheel)(name, count, settings, seed)
 
