@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from kvfrontier.errors import KVFrontierError, Unsupported
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
 from kvfrontier.sources import tasks as sources
 from kvfrontier.workloads import _lm_eval_tasks as lm_eval_tasks
+from kvfrontier.workloads._scoring import Question, batches
 from packaged_model import packaged_model
 from tiny import tiny_llama
 from toy_tokenizer import VOCAB, toy_tokenizer
@@ -164,6 +166,8 @@ def test_a_task_that_the_wheel_lacks_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"no task 'hellaswg'. Did you mean 'hellaswag'.*documents_from: hub"):
         WORKLOADS.get("lm_eval")(task="hellaswg")
     assert WORKLOADS.get("lm_eval")(task="hellaswg", documents_from="hub").data() == ()
+    with pytest.raises(ValueError, match="lm_eval needs a task: hellaswag, boolq, piqa"):
+        WORKLOADS.get("lm_eval")()
 
 
 def test_a_group_is_no_task(monkeypatch):
@@ -274,7 +278,7 @@ def test_boolq_can_compress_before_the_question_is_known(monkeypatch):
 
 
 def test_one_pass_is_a_protocol_of_its_own():
-    ask = WORKLOADS.get("lm_eval")
+    ask = partial(WORKLOADS.get("lm_eval"), task="piqa")
     ask(protocol="one_pass").check_strategy(MASK())
     ask(protocol="one_pass").check_strategy(FULL)
     with pytest.raises(Unsupported, match="lm_eval asks it with `protocol: one_pass`"):
@@ -311,6 +315,11 @@ def test_answers_that_are_generated_stop_where_the_task_says():
     assert stopped[0] == free[0].partition(stop)[0] and free[1].startswith(stopped[1])
     with pytest.raises(Unsupported, match="draws its answers at random"):
         answers(*[{"do_sample": True, "temperature": 1.0}] * 3)
+
+
+def test_contexts_of_unlike_length_are_not_read_together():
+    questions = [Question((1,) * tokens, tokens - 1, ((2, 3),)) for tokens in (10, 100, 9, 80, 50, 8, 7)]
+    assert batches(questions, 3) == [[1, 3], [4], [0, 2, 5], [6]]
 
 
 def test_nothing_is_truncated():

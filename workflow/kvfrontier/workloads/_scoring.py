@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvfrontier.engines.base import Sequences, Session
     from kvfrontier.strategies.base import Strategy
 
+ALIKE = 2 / 3
 TokenIds = tuple[int, ...]
 Feed = Literal["block", "steps"]
 Score = tuple[float, bool]
@@ -49,10 +50,19 @@ class Question:
         )
 
 
-def batches(questions: Sequence[Question], width: int) -> Iterator[list[int]]:
-    """Places of the questions, `width` at a time, those with most to read first: rows are padded to the longest."""
-    places = sorted(range(len(questions)), key=lambda place: -questions[place].tokens)
-    return (places[start : start + width] for start in range(0, len(places), width))
+def batches(questions: Sequence[Question], width: int) -> list[list[int]]:
+    """Places of the questions, those with most to read first, `width` at a time or fewer.
+
+    Rows are padded to the longest of their batch, so a batch has none with less than ALIKE of its first one's tokens.
+    """
+    found: list[list[int]] = []
+    for place in sorted(range(len(questions)), key=lambda place: -questions[place].tokens):
+        least = ALIKE * questions[found[-1][0]].tokens if found else 0
+        if found and len(found[-1]) < width and questions[place].tokens >= least:
+            found[-1].append(place)
+        else:
+            found.append([place])
+    return found
 
 
 def score_after(read: Sequences, after: Tensor, questions: Sequence[Question], feed: Feed) -> list[list[Score]]:

