@@ -32,6 +32,7 @@ def runnable(session: TorchSession, names: list[str]) -> list[str]:
             strategy = STRATEGIES.get(name)()
             strategy.check(session.spec)
             ENGINES.get("torch")().check(strategy, session.spec)
+            session.open(strategy)
         except Unsupported as reason:
             print(f"# {name}: unsupported: {reason}", flush=True)
         else:
