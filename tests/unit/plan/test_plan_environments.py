@@ -8,6 +8,7 @@ from kvfrontier.errors import ConfigError
 from kvfrontier.plan import environment as environments
 from kvfrontier.plan.disk import prepare
 from kvfrontier.plan.environment import PINS, Environment
+from kvfrontier.registry import WORKLOADS
 from kvfrontier.sources.environment import make
 from toy_project import planned_cells, with_axes
 
@@ -57,3 +58,9 @@ def test_what_passes_between_a_driver_and_its_workers_is_pinned_alike(name):
 def _pinned(path: Path) -> dict[str, str]:
     lines = (line.partition("#")[0].partition("==") for line in path.read_text().splitlines())
     return {name.strip().lower().replace("_", "-"): version.strip() for name, _, version in lines if version}
+
+
+def test_a_package_that_a_workload_needs_and_the_environment_lacks_is_a_reason(toys, monkeypatch):
+    monkeypatch.setattr(WORKLOADS.get("toy_speed"), "packages", ("no-such-package",))
+    with pytest.raises(ConfigError, match="toy_speed needs no-such-package, which the environment 'core' of engine"):
+        toys.plan(with_axes(engine="[toy_engine]"))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kvfrontier.errors import ConfigError, Problem, Unsupported
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.document import Text, show
-from kvfrontier.plan.environment import other
+from kvfrontier.plan.environment import NOT_INSTALLED, other, qualified
+from kvfrontier.plan.fingerprint import package_version
 from kvfrontier.plan.options import Option
 from kvfrontier.plan.planned import PlannedCell
 
@@ -46,6 +47,7 @@ class Feasibility:
             (strategy, (id(strategy), model), lambda: strategy.plugin.check(spec)),
             (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
             (engine, (id(engine), "environment"), lambda: _check_environment(engine.plugin)),
+            (workload, ("packages", id(workload), id(engine)), lambda: _check_packages(engine.plugin, workload.plugin)),
         )
         for option, key, question in questions:
             if key not in self._answers:
@@ -124,6 +126,16 @@ def _check_needs(engine, workload) -> None:
 def _check_environment(engine) -> None:
     if environment := other(engine.environment):
         environment.require()
+
+
+def _check_packages(engine, workload) -> None:
+    """An engine's environment has what the engine needs, and may lack what a workload does."""
+    for package in workload.packages:
+        if package_version(qualified(package, engine.environment)) == NOT_INSTALLED:
+            raise Unsupported(
+                f"workload {workload.name} needs {package}, which the environment '{engine.environment}' of engine "
+                f"{engine.name} has not"
+            )
 
 
 def _answer(question: Callable[[], None]) -> str:

@@ -65,6 +65,7 @@ def _page(
         bytes_counted=BYTES_COUNTED,
         beyond_chance=BEYOND_CHANCE,
         rails=content.guard_rails(connection),
+        short_contexts=content.short_contexts(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),
         damaged=content.damaged_files(connection),
