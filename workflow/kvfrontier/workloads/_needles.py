@@ -151,10 +151,7 @@ def _variable_tracking(choose: random.Random, needles: int, digits: int, alterna
             names.append(name)
     (value,) = _numbers(choose, 1, digits)
     first = Needle(f"{value} is the value of variable {names[0]}.", names[0])
-    hops = (
-        Needle(f"The value of {old} is also given to variable {new}.", new)
-        for old, new in pairwise(names)
-    )
+    hops = (Needle(f"The value of {old} is also given to variable {new}.", new) for old, new in pairwise(names))
     return Hunt(
         asked=(first, *hops),
         others=(),
