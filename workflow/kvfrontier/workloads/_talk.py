@@ -21,7 +21,7 @@ Way = Literal["persistent", "re_prefilled"]
 
 @dataclass(frozen=True)
 class Talk:
-    """A chat and its number. told: by fact; chats: in tokens, by fact, with one more turn that asks for it and answers."""
+    """A chat and its number. told: by fact; chats: in tokens, with one more turn that asks for the fact and answers."""
 
     number: int
     told: tuple[Conversation, ...]
