@@ -18,22 +18,22 @@ from kvfrontier.reports.style import (
 
 
 def phase_sql(metrics: str, prefix: str, more: str = "''") -> str:
-    """Pooled shares by phase: those that begin with `prefix`, and its number as `at`.
+    """Pooled shares by phase: those that begin with `prefix`, and its number as `setting`.
 
     metrics: quoted names, comma-separated. more: SQL of what a panel's heading ends with.
     """
     return f"""
         SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {context_sql("chats")} || {more} AS panel,
           strategy_label, {CONFIGURATION_SQL} AS configuration, {PLACE_SQL} AS place,
-          phase[{len(prefix) + 1}:]::DOUBLE AS at, n, mean, ci_low, ci_high
+          phase[{len(prefix) + 1}:]::DOUBLE AS setting, n, mean, ci_low, ci_high
         FROM configurations WHERE metric IN ({metrics}) AND starts_with(phase, '{prefix}')
-        ORDER BY source, panel, place, at"""
+        ORDER BY source, panel, place, setting"""
 
 
 def tiles(table: pa.Table, title: str, short: str) -> alt.FacetChart:
     """Rows as `phase_sql` returns them. title: of the axis; short: what it is in a tooltip."""
     base = alt.Chart().encode(
-        x=alt.X("at:O", title=title, axis=alt.Axis(labelAngle=0, format="~g")),
+        x=alt.X("setting:O", title=title, axis=alt.Axis(labelAngle=0, format="~g")),
         y=alt.Y("configuration:N", title=None, sort=configurations(table)),
     )
     squares = base.mark_rect(stroke="#ffffff", strokeWidth=2).encode(
@@ -44,7 +44,7 @@ def tiles(table: pa.Table, title: str, short: str) -> alt.FacetChart:
         ),
         tooltip=[
             alt.Tooltip("strategy_label:N", title="strategy"),
-            alt.Tooltip("at:O", title=short),
+            alt.Tooltip("setting:O", title=short),
             alt.Tooltip("mean:Q", title="answered right", format=".1%"),
             alt.Tooltip("ci_low:Q", title="interval from", format=".1%"),
             alt.Tooltip("ci_high:Q", title="to", format=".1%"),
