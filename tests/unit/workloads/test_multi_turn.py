@@ -159,7 +159,7 @@ def test_a_cache_that_is_carried_along_loses_what_one_that_is_read_anew_still_ha
         ("h2o", {"budget": 0.3}),
         ("streaming_llm", {"budget": 0.3, "positions": "rolled"}),
         ("kivi", {}),
-        ("infinigen", {"budget": 0.2}),
+        ("infinigen", {"budget": 0.2, "full_layers": 1}),
         ("disk", {}),
         ("stack", {"evict": "h2o", "store": "int8", "budget": 0.3}),
     ],
