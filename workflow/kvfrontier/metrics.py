@@ -195,9 +195,19 @@ RETENTION_MARGIN = _metric(
 RETENTION_CONTAINED = _metric(
     "retention_contained", "share", "higher", "Free-text answer contains the fact", kind="proportion", role="quality"
 )
+SECOND_QUESTION_CORRECT = _metric(
+    "second_question_correct",
+    "share",
+    "higher",
+    "A fact answered right after another one was asked for on the same cache",
+    kind="proportion",
+)
+SECOND_QUESTION_MARGIN = _metric(
+    "second_question_margin", "nat", "higher", "As retention_margin, after another fact was asked for on the same cache"
+)
 FACT_SURVIVAL = _metric("fact_survival", "share", "higher", "Share of the fact's tokens in the kept set")
 CONTROL_NO_CONTEXT = _metric(
-    "control_no_context", "share", "neither", "Forced choice correct with the question alone: chance", kind="proportion"
+    "control_no_context", "share", "neither", "Answered right with the question alone: chance", kind="proportion"
 )
 CONTROL_RECENT_ONLY = _metric(
     "control_recent_only", "share", "neither", "Forced choice correct from the last tokens alone", kind="proportion"
