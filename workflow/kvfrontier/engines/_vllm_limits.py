@@ -22,16 +22,20 @@ Connector = Literal[
 
 CPU_KV_CACHE_DTYPES = frozenset({"auto", "fp8", "fp8_e4m3", "fp8_e5m2"})
 """What vLLM's attention for CPUs declares. It does not check: others start, claim the capacity and write garbage."""
-CPU_BLOCK_TOKENS = 32
-"""Blocks of its kernels are multiples of these."""
+CPU_BLOCK_TOKENS, CPU_DEFAULT_BLOCK_TOKENS = 32, 128
+"""Blocks of its kernels are multiples of the first."""
+CPU_POOL_BYTES = 2**30
+"""Where nothing is said: vLLM itself would take nine tenths of all memory."""
+CPUINFO = Path("/proc/cpuinfo")
 WIDE_REGISTERS = frozenset({"avx512f", "amx_tile"})
-"""Of a processor, in /proc/cpuinfo: what fp8 needs (either)."""
+"""What fp8 needs of a processor (either), in the words of that file."""
 ON_CUDA_ALONE = {
     "OffloadingConnector": "copies to host memory by CUDA",
     "SimpleCPUOffloadConnector": "copies to host memory by CUDA",
     "LMCacheConnectorV1": "needs LMCache, which is built for CUDA",
     "NixlConnector": "moves memory of GPUs",
 }
+TAKES_HOST_MEMORY = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1"})
 BROUGHT_BY = {"LMCacheConnectorV1": "lmcache", "NixlConnector": "nixl"}
 """Packages that vLLM does not bring."""
 
@@ -67,6 +71,6 @@ def _on_cuda(engine: VLLM) -> str:
 
 def _has_wide_registers(device: Device) -> bool:
     """Of this machine, if it is the declared device; a plan made elsewhere leaves it to the worker."""
-    cpuinfo = Path("/proc/cpuinfo")
-    told = cpuinfo.read_text() if cpuinfo.exists() else ""
-    return device.match.lower() not in told.lower() or not told or bool(WIDE_REGISTERS & set(told.split()))
+    told = CPUINFO.read_text() if CPUINFO.exists() else ""
+    is_another = not told or device.match.lower() not in told.lower()
+    return is_another or bool(WIDE_REGISTERS & set(told.split()))

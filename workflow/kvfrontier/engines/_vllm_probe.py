@@ -24,7 +24,7 @@ PROBE = (
 FULL = STRATEGIES.get("full")
 PROBE_TOKENS = 16
 PROBE_POOL_BYTES = 2**30
-"""More than twice what the probe fills: a kernel that takes a cache for one of wider numbers writes beyond its place."""
+"""More than twice what the probe fills: a kernel that takes a cache for one of wider numbers writes past its place."""
 
 
 def believed(engine: VLLM, model: Model, device: Device, folder: Path) -> float | None:

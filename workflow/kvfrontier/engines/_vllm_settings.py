@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 from vllm import EngineArgs
 
 from kvfrontier.engines._device import dtype_for
+from kvfrontier.engines._vllm_limits import CPU_POOL_BYTES
 from kvfrontier.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kvfrontier.plan.device import Device
     from kvfrontier.plan.model import Model
 
-CPU_POOL_BYTES = 2**30
 MAX_NUM_SEQS = 256
 """As `vllm.LLM` has it; a step has at least as many tokens, or vLLM refuses to start."""
 AS_LONG_AS_FITS = -1

@@ -151,6 +151,10 @@ class Engine(ABC):
     def check_device(self, device: Device) -> None:
         """Raise Unsupported for settings that cannot run on that device; called when the plan is made."""
 
+    def host_bytes(self, spec: ModelSpec, device: Device) -> int:
+        """Host memory that it reserves for keys and values, whatever a cell needs: a cluster's job asks for it, too."""
+        return 0
+
     @abstractmethod
     def load(self, model: Model, device: Device) -> Session:
         """Load a model (`kvfrontier.plan.model.Model`) on a device (`kvfrontier.plan.device.Device`)."""

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from kvfrontier.engines import engine
-from kvfrontier.engines._vllm_limits import Connector, KVCacheDtype, require_device
+from kvfrontier.engines._vllm_limits import (
+    CPU_DEFAULT_BLOCK_TOKENS,
+    CPU_POOL_BYTES,
+    TAKES_HOST_MEMORY,
+    Connector,
+    KVCacheDtype,
+    require_device,
+)
 from kvfrontier.engines.base import Engine
 from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import PositiveInt, Share
@@ -17,6 +24,9 @@ if TYPE_CHECKING:
     from kvfrontier.plan.device import Device
     from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
+
+
+WIDEST_ELEMENT_BYTES = 4
 
 
 @engine("vllm")
@@ -112,6 +122,15 @@ class VLLM(Engine):
     def check_device(self, device: Device) -> None:
         """Raise Unsupported for what vLLM cannot do on that device, or this machine's processor cannot."""
         require_device(self, device)
+
+    def host_bytes(self, spec: ModelSpec, device: Device) -> int:
+        """Its pool, on a CPU; what a connector may take of the host's memory, on CUDA."""
+        if device.kind != "cpu":
+            return self.kv_connector_bytes if self.kv_connector in TAKES_HOST_MEMORY else 0
+        if self.num_gpu_blocks_override and None not in (spec.layers, spec.kv_heads, spec.head_dim):
+            tokens = self.num_gpu_blocks_override * (self.block_size or CPU_DEFAULT_BLOCK_TOKENS)
+            return tokens * spec.kv_bytes_per_token(WIDEST_ELEMENT_BYTES)
+        return self.kv_cache_memory_bytes or CPU_POOL_BYTES
 
     def load(self, model: Model, device: Device) -> VLLMSession:
         """Start vLLM on the model; raises Unsupported where a cache of that type writes garbage."""
