@@ -24,7 +24,7 @@ AS_LONG_AS_FITS = -1
 """vLLM's word for the longest sequence that model and pool allow."""
 PASSED_ON = (
     "kv_cache_dtype", "block_size", "num_gpu_blocks_override", "gpu_memory_utilization", "max_num_batched_tokens",
-    "enable_chunked_prefill", "enable_prefix_caching", "tensor_parallel_size", "enforce_eager",
+    "enable_chunked_prefill", "enable_prefix_caching", "tensor_parallel_size",
 )  # fmt: skip
 WINDOWED = {"llama": ("mistral", "MistralForCausalLM"), "mistral": ("mistral", "MistralForCausalLM")}
 """A model's kind -> the same layers in a kind whose configuration knows a sliding window."""
@@ -38,6 +38,8 @@ def engine_args(engine: VLLM, model: Model, device: Device, folder: Path, disk: 
         pool = CPU_POOL_BYTES
     if engine.sliding_window:
         given["hf_overrides"] = _windowed(folder, engine.sliding_window)
+    if engine.tensor_parallel_size > 1:
+        given["distributed_executor_backend"] = "mp"  # inside a Ray actor it would look for a Ray of its own
     if engine.kv_connector:
         given["kv_transfer_config"] = _connector(engine, disk)
     return EngineArgs(
@@ -46,6 +48,7 @@ def engine_args(engine: VLLM, model: Model, device: Device, folder: Path, disk: 
         max_model_len=engine.max_model_len or AS_LONG_AS_FITS,
         max_num_seqs=engine.max_num_seqs or min(MAX_NUM_SEQS, engine.max_num_batched_tokens or MAX_NUM_SEQS),
         kv_cache_memory_bytes=pool,
+        enforce_eager=device.kind == "cpu" if engine.enforce_eager is None else engine.enforce_eager,
         load_format="safetensors",
         trust_remote_code=model.trust_remote_code,
         seed=0,

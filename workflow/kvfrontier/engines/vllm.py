@@ -99,8 +99,9 @@ class VLLM(Engine):
     )
     tensor_parallel_size: Annotated[PositiveInt, Field(description="GPUs over which the model is spread")] = 1
     enforce_eager: Annotated[
-        bool, Field(description="Neither torch.compile nor CUDA graphs; on CPUs they take minutes and a compiler")
-    ] = True
+        bool | None,
+        Field(description="Neither torch.compile nor CUDA graphs; null: true on CPUs, where that takes a compiler"),
+    ] = None
     threads: Annotated[PositiveInt, Field(description="Threads of a CPU's kernels")] = 1
 
     @property
