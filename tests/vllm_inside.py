@@ -128,7 +128,8 @@ def main() -> None:
     with running() as session:
         steps = refusal(lambda: session.open(FULL))
         evicting = refusal(lambda: session.generate(STRATEGIES.get("streaming_llm")(), [[1, 2, 3]], 2))
-    tell("refusals", {"steps": steps, "evicting": evicting})
+        too_long = refusal(lambda: session.generate(FULL, [[1] * 6000], 2))
+    tell("refusals", {"steps": steps, "evicting": evicting, "too_long": too_long})
     for ask in (plain, tight, prefixes, disk, windows, types):  # the last one may well end the process
         tell(ask.__name__, ask())
 

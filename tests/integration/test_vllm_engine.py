@@ -137,6 +137,7 @@ def test_what_it_does_not_do_is_said(facts):
     told = of(facts, "refusals")
     assert "Unsupported: vLLM answers whole batches" in told["steps"]
     assert "Unsupported: vLLM's cache keeps every token" in told["evicting"]
+    assert "Unsupported: prompt and output are 6002 tokens; max_model_len, or the pool" in told["too_long"]
 
 
 def test_a_campaign_shows_both_engines_in_one_frontier(environment, tmp_path):

@@ -7,7 +7,7 @@ from kvfrontier.plan import environment as environments
 from kvfrontier.plan.device import Device
 from kvfrontier.plan.environment import STAMP, Environment
 from kvfrontier.plan.model import ModelSpec
-from kvfrontier.registry import ENGINES
+from kvfrontier.registry import ENGINES, STRATEGIES
 from toy_project import DEVICES, ToyProject
 
 VLLM = ENGINES.get("vllm")
@@ -112,3 +112,20 @@ def test_a_cluster_is_asked_for_the_memory_that_it_reserves():
     assert VLLM(num_gpu_blocks_override=10, block_size=32).host_bytes(spec, CPU) == 10 * 32 * 2 * 2 * 32 * 4
     assert VLLM(kv_cache_memory_bytes=5).host_bytes(spec, H100) == 0
     assert VLLM(kv_connector="OffloadingConnector", kv_connector_bytes=7).host_bytes(spec, H100) == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "holds"),
+    [
+        ({"kv_cache_memory_bytes": 2**20}, 2**20 // (2 * 2 * 32 * 4)),
+        ({"kv_cache_memory_bytes": 2**20, "dtype": "auto"}, 2**20 // (2 * 2 * 32 * 2)),
+        ({"kv_cache_memory_bytes": 2**20, "kv_cache_dtype": "fp8"}, 2**20 // (2 * 2 * 32)),
+        ({"num_gpu_blocks_override": 12, "block_size": 32}, 12 * 32),
+    ],
+)
+def test_a_pool_that_does_not_hold_one_sequence_is_known_beforehand(settings, holds):
+    spec, full = ModelSpec("small", layers=2, kv_heads=2, head_dim=16), STRATEGIES.get("full")()
+    VLLM(**settings, max_model_len=holds).check(full, spec)
+    with pytest.raises(Unsupported, match=f"holds {holds} tokens, less than one sequence of max_model_len {holds + 1}"):
+        VLLM(**settings, max_model_len=holds + 1).check(full, spec)
+    VLLM(**settings).check(full, spec)

@@ -56,9 +56,9 @@ class Campaign:
 
     def frontier(self):
         self.connection.execute("""
-            CREATE TABLE costs AS SELECT model, engine_label, device, strategy_label, workload_label, source, batch_size,
-              context_tokens, output_tokens, metric AS cost_metric, mean AS cost, ci_low AS cost_low, ci_high AS cost_high,
-              unit AS cost_unit, better AS cost_better
+            CREATE TABLE costs AS SELECT model, engine_label, device, strategy_label, workload_label, source,
+              batch_size, context_tokens, output_tokens, metric AS cost_metric, mean AS cost, ci_low AS cost_low,
+              ci_high AS cost_high, unit AS cost_unit, better AS cost_better
             FROM configurations JOIN metrics USING (metric) WHERE role = 'cost'
         """)
         self.connection.execute(self.make)

@@ -11,6 +11,7 @@ from kvfrontier.plan.environment import NOT_INSTALLED, Environment
 if TYPE_CHECKING:
     from kvfrontier.engines.vllm import VLLM
     from kvfrontier.plan.device import Device
+    from kvfrontier.plan.model import ModelSpec
 
 KVCacheDtype = Literal[
     "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int4_per_token_head", "int8_per_token_head",
@@ -47,6 +48,20 @@ def require_device(engine: VLLM, device: Device) -> None:
     if device.kind == "cpu" and engine.kv_cache_dtype != "auto" and not _has_wide_registers(device):
         raise Unsupported(
             f"kv_cache_dtype {engine.kv_cache_dtype} on a CPU needs AVX-512 or AMX, and this machine's has neither"
+        )
+
+
+def require_pool(engine: VLLM, spec: ModelSpec) -> None:
+    """Raise Unsupported where the pool surely holds less than one sequence of max_model_len: vLLM would not start."""
+    holds = None
+    if engine.num_gpu_blocks_override and engine.block_size:
+        holds = engine.num_gpu_blocks_override * engine.block_size
+    elif engine.kv_cache_memory_bytes and None not in (spec.layers, spec.kv_heads, spec.head_dim):
+        narrowest = 1 if engine.kv_cache_dtype != "auto" else 4 if engine.dtype == "float32" else 2
+        holds = engine.kv_cache_memory_bytes // spec.kv_bytes_per_token(narrowest)
+    if holds is not None and engine.max_model_len and engine.max_model_len > holds:
+        raise Unsupported(
+            f"the pool of blocks holds {holds} tokens, less than one sequence of max_model_len {engine.max_model_len}"
         )
 
 

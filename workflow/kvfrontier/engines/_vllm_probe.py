@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,9 @@ def believed(engine: VLLM, model: Model, device: Device, folder: Path) -> float 
     return share
 
 
+@cache
 def agreement(engine: VLLM, model: Model, device: Device, folder: Path) -> float:
-    """Share of a probe's tokens that are those of `auto`."""
+    """Share of a probe's tokens that are those of `auto`. Remembered: a session that was refused is asked for again."""
     with _probing(replace(engine, kv_cache_dtype="auto"), model, device, folder) as auto:
         prompts = [auto.tokenizer(text).input_ids for text in PROBE]
         expected = auto.generate(FULL(), prompts, PROBE_TOKENS).tokens

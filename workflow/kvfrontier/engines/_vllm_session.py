@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,11 @@ class VLLMSession(Session):
         self._numbers = itertools.count()
         torch.set_num_threads(engine.threads)
         self.tokenizer = load_tokenizer(model, folder)
-        self._engine = LLMEngine.from_engine_args(engine_args(engine, model, device, folder, self._disk))
+        with ExitStack() as failing:
+            if self._disk:
+                failing.callback(self._disk.remove)
+            self._engine = LLMEngine.from_engine_args(engine_args(engine, model, device, folder, self._disk))
+            failing.pop_all()
         self._watch = BlockWatch(self._engine.engine_core.engine_core.scheduler)
 
     def open(self, strategy: Strategy) -> Sequences:
@@ -76,6 +81,11 @@ class VLLMSession(Session):
         """See `Session`. Tokens are stamped when the step that made them is over, whichever requests were in it."""
         if strategy.acts:
             raise Unsupported(f"vLLM's cache keeps every token as it is; '{strategy.name}' does not")
+        longest, most = max(map(len, prompts)) + output_tokens, self._engine.vllm_config.model_config.max_model_len
+        if longest > most:
+            raise Unsupported(
+                f"prompt and output are {longest} tokens; max_model_len, or the pool of blocks, allows {most}"
+            )
         if not self._settings.allow_prefix_hits:
             self.free_unused()
         self._watch.reset()

@@ -14,6 +14,7 @@ from kvfrontier.engines._vllm_limits import (
     Connector,
     KVCacheDtype,
     require_device,
+    require_pool,
 )
 from kvfrontier.engines.base import Engine
 from kvfrontier.errors import Unsupported
@@ -114,11 +115,14 @@ class VLLM(Engine):
         return f"vllm-{device.kind}"
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
-        """Raise Unsupported for strategies that act on single tokens, which vLLM's cache does not know."""
+        """Raise Unsupported for strategies that act on single tokens, which vLLM's cache does not know, and for a pool
+        that does not hold one sequence."""
         if strategy.acts:
             raise Unsupported(
                 f"vLLM's cache keeps every token as it is: engine 'vllm' runs 'full', '{strategy.name}' runs on 'torch'"
             )
+
+        require_pool(self, spec)
 
     def check_device(self, device: Device) -> None:
         """Raise Unsupported for what vLLM cannot do on that device, or this machine's processor cannot."""
