@@ -28,6 +28,7 @@ from workspace import CHECKOUT, Workspace
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 TESTS = Path(__file__).parents[1]
 BLOCK = 32
+VLLM_LABEL = f"vllm(block_size={BLOCK})"
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,10 @@ def test_a_campaign_shows_both_engines_in_one_frontier(environment, tmp_path):
     assert rows["vllm", "full"]["achieved_budget"] == 1.0
     shown = space.run("kvfrontier", "frontier", "trial").stdout
     assert "smollm2-135m · torch · fake" in shown and "smollm2-135m · vllm(" in shown
+    together = shown.partition("smollm2-135m · all engines · fake")[2].splitlines()
+    lines = {tuple(line.split()[:2]): line for line in together if "KL" in line}
+    assert "KL 0.000 nat  torch" in lines[VLLM_LABEL, "full"] and "KL 0.000 nat  torch" in lines["torch", "full"]
+    assert "KL 0.000 nat" not in lines["torch", "streaming_llm"] and len(lines) == 3
     metrics = {row["metric"] for row in space.query("FROM summary s JOIN cells USING (cell_id) WHERE engine = 'vllm'")}
     assert metrics >= {
         "ttft_s", "tpot_s", "output_tokens_per_s", "preemptions", "kv_peak_blocks", "kv_device_bytes",
@@ -173,7 +178,7 @@ class BothEngines(Workspace):
         small = {"text": "generated", "context_tokens": 96}
         self.campaign({
             "model": ["smollm2-135m"],
-            "engine": ["torch", {"name": "vllm", "block_size": BLOCK, "kv_cache_memory_bytes": 2**28}],
+            "engine": ["torch", {"name": "vllm", "block_size": BLOCK}],
             "strategy": ["full", {"name": "streaming_llm", "budget": 0.5}],
             "workload": [
                 {"name": "speed", **small, "output_tokens": 6, "batch_size": 2, "repeats": 2},

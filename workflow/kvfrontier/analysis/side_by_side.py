@@ -9,7 +9,7 @@ from itertools import groupby
 import duckdb
 
 from kvfrontier.analysis.frontier import Row
-from kvfrontier.analysis.table import MARK
+from kvfrontier.analysis.table import TextTable, text
 from kvfrontier.units import format_bytes, format_seconds
 
 HEADER = ("engine", "strategy", "budget", "quality", "measured on", "KV bytes", "tokens/s", "TTFT")
@@ -32,6 +32,17 @@ class SideBySide:
         modelled = " · MODELLED, not measured" if self.source == "model" else ""
         return f"{self.model} · all engines · {self.device}{modelled}"
 
+    @property
+    def settings(self) -> list[tuple[str, str]]:
+        """The workloads that costs and qualities are from."""
+        first = self.rows[0]
+        return [("costs", first["workload_label"]), ("quality", first["quality_workload_label"])]
+
+    @property
+    def table(self) -> TextTable:
+        """One line a configuration. A MARK where no other line is as good both in quality and in that column."""
+        return TextTable(HEADER, [_cells(row) for row in self.rows])
+
 
 def side_by_side(connection: duckdb.DuckDBPyConnection) -> list[SideBySide]:
     """One table for each model and device of which several engines were measured."""
@@ -40,19 +51,17 @@ def side_by_side(connection: duckdb.DuckDBPyConnection) -> list[SideBySide]:
     return [SideBySide(*key, list(members)) for key, members in groupby(rows, _key)]
 
 
-def cells(row: Row) -> list[str]:
-    """A line under HEADER; a MARK where no line is as good both in quality and in that column."""
-    budget = "" if row["budget"] is None else f"{row['budget']:g}"
+def _cells(row: Row) -> list[str]:
     quality = QUALITIES.get(row["quality_metric"], "{:.0%}").format(row["quality"])
     return [
         row["engine_label"],
         row["series"],
-        budget,
+        text(row["budget"], "{:g}".format),
         quality,
         row["quality_engine_label"],
-        format_bytes(row["kv_bytes"]) + MARK * row["leads_memory"] if row["kv_bytes"] is not None else "",
-        f"{row['tokens_per_s']:.3g}{MARK * row['leads_throughput']}",
-        format_seconds(row["ttft_s"]) + MARK * row["leads_ttft"],
+        text(row["kv_bytes"], format_bytes, row["leads_memory"]),
+        text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
+        text(row["ttft_s"], format_seconds, row["leads_ttft"]),
     ]
 
 

@@ -80,21 +80,22 @@ def _stands_out(row: Row) -> bool:
 
 
 def _cells(row: Row) -> list[str]:
-    retention = _text(row["retention"], "{:.0%}".format)
+    retention = text(row["retention"], "{:.0%}".format)
     if row["retention_low"] is not None:
         retention += f" [{100 * row['retention_low']:.0f}-{100 * row['retention_high']:.0f}]"
     return [
         row["series"],
-        _text(row["budget"], "{:g}".format),
-        _text(row["kv_bytes"], format_bytes, row["leads_memory"]),
-        _text(row["kv_share"], "{:.0%}".format),
+        text(row["budget"], "{:g}".format),
+        text(row["kv_bytes"], format_bytes, row["leads_memory"]),
+        text(row["kv_share"], "{:.0%}".format),
         retention,
-        _text(row["kl"], "{:.3f}".format),
-        _text(row["top1"], "{:.0%}".format),
-        _text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
-        _text(row["ttft_s"], format_seconds, row["leads_ttft"]),
+        text(row["kl"], "{:.3f}".format),
+        text(row["top1"], "{:.0%}".format),
+        text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
+        text(row["ttft_s"], format_seconds, row["leads_ttft"]),
     ]
 
 
-def _text(value: float | None, show: Any, is_marked: bool = False) -> str:
+def text(value: float | None, show: Any, is_marked: bool = False) -> str:
+    """A value as `show` has it, with a MARK or without; empty where there is none."""
     return "" if value is None else show(value) + MARK * is_marked

@@ -67,17 +67,11 @@ def render(group: Group) -> str:
 
 def render_engines(comparison: SideBySide) -> str:
     """Configurations of several engines in one table; each quality with the engine that it was measured on."""
-    from kvfrontier.analysis.side_by_side import HEADER, cells
     from kvfrontier.analysis.table import MARK
     from kvfrontier.cli._table import text_table
 
-    first = comparison.rows[0]
-    lines = [
-        f"{comparison.title}",
-        f"  costs: {first['workload_label']}",
-        f"  quality: {first['quality_workload_label']}",
-    ]
-    table = text_table(HEADER, [cells(row) for row in comparison.rows])
+    lines = [comparison.title, *(f"  {purpose}: {text}" for purpose, text in comparison.settings)]
+    table = text_table(comparison.table.header, comparison.table.rows)
     lines += [f"  {line}" for line in table.splitlines()]
     if MARK in table:
         lines.append("  * on the frontier of all engines: no other line is as good both in quality and in this column")

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
+from kvfrontier.analysis.side_by_side import side_by_side
 from kvfrontier.analysis.table import choice_table, settings, title
 from kvfrontier.reports import content
 from kvfrontier.reports.figures import Figure, draw_all, export
@@ -56,6 +57,7 @@ def _page(
         has_files=has_files,
         figures=figures,
         groups=compare(connection),
+        comparisons=side_by_side(connection),
         counts=count_by_status(connection),
         headline=content.headline(connection),
         rails=content.guard_rails(connection),
