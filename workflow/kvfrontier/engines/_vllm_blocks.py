@@ -23,17 +23,20 @@ class BlockWatch:
     request's blocks are free again, so it misses the peak of a batch that ends together.
     """
 
-    def __init__(self, scheduler: Any):
+    def __init__(self, scheduler: Any, ranks: int = 1):
         self.steps: list[Step] = []
         self._scheduler, self._schedule = scheduler, scheduler.schedule
         config = scheduler.kv_cache_config
         groups = config.kv_cache_groups
         self.pool_blocks: int = config.num_blocks
-        # A block belongs to one group of layers; groups are padded to one size.
-        self.block_bytes: int = max(len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in groups)
+        # A block belongs to one group of layers; groups are padded to one size, and every rank has its part.
+        pages = (len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in groups)
+        self.block_bytes: int = max(pages) * ranks
         self.block_tokens: int = groups[0].kv_cache_spec.block_size
         spec = groups[0].kv_cache_spec
         self.holds_all = len(groups) == 1 and not getattr(spec, "sliding_window", None)
+        # Asynchronous scheduling counts tokens ahead of their step, and gives blocks back after the next decision.
+        self.is_exact = self.holds_all and not scheduler.scheduler_config.async_scheduling
         scheduler.schedule = self._watched  # of this object alone
 
     def reset(self) -> None:

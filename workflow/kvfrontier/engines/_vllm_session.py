@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,13 @@ from kvfrontier.metrics import (
     PREEMPTIONS,
     PREFIX_HIT_RATE,
 )
+from kvfrontier.models.config_shape import shape_of, windows_of
+from kvfrontier.models.convert import verify_shape
 
 if TYPE_CHECKING:
     from kvfrontier.engines.vllm import VLLM
     from kvfrontier.plan.device import Device
-    from kvfrontier.plan.model import Model
+    from kvfrontier.plan.model import Model, ModelSpec
     from kvfrontier.strategies.base import Strategy
 
 MOST_HITS = 0.01
@@ -59,7 +61,7 @@ class VLLMSession(Session):
     """One vLLM engine. Another one in this process may only be made once this is closed."""
 
     def __init__(self, engine: VLLM, model: Model, device: Device, folder: Path, agreement: float | None = None):
-        self.spec, self.device = model.spec, torch.device(device.kind)
+        self.device = torch.device(device.kind)
         self.memo: dict[Any, Any] = {}
         self._settings, self._agreement = engine, agreement
         self._disk = DiskTier() if engine.kv_connector == "ExampleConnector" else None
@@ -71,7 +73,8 @@ class VLLMSession(Session):
                 failing.callback(self._disk.remove)
             self._engine = LLMEngine.from_engine_args(engine_args(engine, model, device, folder, self._disk))
             failing.pop_all()
-        self._watch = BlockWatch(self._engine.engine_core.engine_core.scheduler)
+        self.spec = self._spec_of(model)
+        self._watch = BlockWatch(self._engine.engine_core.engine_core.scheduler, engine.tensor_parallel_size)
 
     def open(self, strategy: Strategy) -> Sequences:
         """vLLM decides itself what a step is."""
@@ -92,7 +95,7 @@ class VLLMSession(Session):
         answers = self._answer(prompts, output_tokens)
         hit_rate = sum(answers.cached) / sum(map(len, prompts))
         self._require_read(hit_rate)
-        is_rounding_alone = self._watch.holds_all and not hit_rate and not self._settings.kv_connector
+        is_rounding_alone = self._watch.is_exact and not hit_rate and not self._settings.kv_connector
         if is_rounding_alone:
             self._watch.require_rounding_alone()
         steps, held = self._watch.steps, [len(row) + output_tokens - 1 for row in prompts]
@@ -164,6 +167,12 @@ class VLLMSession(Session):
                 paused = time.perf_counter() - start - now
         found.peaks += peak.readings("decode")
         return found
+
+    def _spec_of(self, model: Model) -> ModelSpec:
+        """The shape of what was loaded; raises KVFrontierError where the catalog says another."""
+        config = self._engine.vllm_config.model_config.hf_text_config
+        verify_shape(config, model.spec)
+        return replace(model.spec, **shape_of(config), windows=windows_of(config))
 
     def _require_read(self, hit_rate: float) -> None:
         """Raise KVFrontierError where a batch was not read but found."""

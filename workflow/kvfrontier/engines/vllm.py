@@ -121,7 +121,6 @@ class VLLM(Engine):
             raise Unsupported(
                 f"vLLM's cache keeps every token as it is: engine 'vllm' runs 'full', '{strategy.name}' runs on 'torch'"
             )
-
         require_pool(self, spec)
 
     def check_device(self, device: Device) -> None:
