@@ -41,6 +41,7 @@ PLAN_SCHEMA = pa.schema(
     + [(name, pa.int64()) for name in ("batch_size", "context_tokens", "output_tokens", "seed")]
     + [(name, pa.string()) for name in ("source", "status", "reason")]
 )
+HALF_IN_HOST = ("h2o", 0.5)
 LAYERS, HEADS, TOKEN_BYTES = 4, 2, 2048
 
 
@@ -160,7 +161,9 @@ def measure(cell: Cell, draw: random.Random) -> Iterator[Measurement]:
     for phase, more in (("prefill", 0), ("decode", workload.get("output_tokens", 0))):
         full = (tokens + more) * batch * TOKEN_BYTES * size
         yield Measurement("kv_full_bytes", full, phase)
-        yield Measurement("kv_device_bytes", round(full * budget), phase)
+        in_host = round(full * budget / 2) if (cell.strategy.name, budget) == HALF_IN_HOST else 0
+        yield Measurement("kv_device_bytes", round(full * budget) - in_host, phase)
+        yield Measurement("kv_host_bytes", in_host, phase)
         yield Measurement("kv_aux_bytes", round(full * 0.01) if cell.strategy.name == "h2o" else 0, phase)
         yield Measurement("process_peak_bytes", 3e8 + full, phase)
     yield from {"speed": _speed, "retention": _retention, "fidelity": _fidelity}[cell.workload.name](cell, budget, draw)

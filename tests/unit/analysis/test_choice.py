@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from kvfrontier.analysis.choice import hints, keeps_retention
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
-from kvfrontier.analysis.table import HEADER, choice_table, title
+from kvfrontier.analysis.table import HEADER, choice_table, remarks, tiers_table, title
 
 ROW = {
-    "strategy": "h2o", "strategy_label": "h2o(budget=0.3)", "series": "h2o", "budget": 0.3,
-    "retention": 0.5, "retention_low": 0.3, "retention_high": 0.7, "retention_n": 24, "kl": 0.2, "top1": 0.8,
+    "strategy": "h2o", "strategy_label": "h2o(budget=0.3)", "series": "h2o", "budget": 0.3, "exact": "",
+    "retention": 0.5, "retention_low": 0.3, "retention_high": 0.7, "retention_n": 24, "retention_is_read": True,
+    "kl": 0.2, "top1": 0.8, "device_bytes": 300.0, "device_share": 0.3, "host_bytes": 0.0, "file_bytes": 0.0,
     "kv_bytes": 300.0, "kv_share": 0.3, "tokens_per_s": 20.0, "tokens_per_s_low": 19.0, "tokens_per_s_high": 21.0,
-    "ttft_s": 1.0, "leads_memory": True, "leads_throughput": False, "leads_ttft": False,
+    "ttft_s": 1.0, "leads_device": True, "leads_memory": True, "leads_throughput": False, "leads_ttft": False,
 }  # fmt: skip
 FULL = ROW | {
-    "strategy": "full", "strategy_label": "full", "series": "full", "budget": None, "retention": 0.9,
-    "retention_low": 0.8, "retention_high": 0.96, "kl": 0.0, "top1": 1.0, "kv_bytes": 1000.0, "kv_share": 1.0,
+    "strategy": "full", "strategy_label": "full", "series": "full", "budget": None, "exact": "always",
+    "retention": 0.9, "retention_low": 0.8, "retention_high": 0.96, "kl": 0.0, "top1": 1.0,
+    "device_bytes": 1000.0, "device_share": 1.0, "kv_bytes": 1000.0, "kv_share": 1.0,
     "tokens_per_s": 10.0, "tokens_per_s_low": 9.0, "tokens_per_s_high": 11.0, "ttft_s": 0.9,
+    "leads_device": False, "leads_memory": False,
 }  # fmt: skip
+FETCHING = ROW | {
+    "strategy": "infinigen", "strategy_label": "infinigen(budget=0.3)", "series": "infinigen", "exact": "readings",
+    "retention": 0.9, "device_bytes": 100.0, "device_share": 0.1, "host_bytes": 1000.0, "kv_bytes": 1100.0,
+    "kv_share": 1.1,
+}  # fmt: skip
+OFFLOADED = FULL | {
+    "strategy": "offload", "strategy_label": "offload", "series": "offload",
+    "device_bytes": 20.0, "device_share": 0.02, "host_bytes": 980.0,
+}  # fmt: skip
+DEVICE, HOST, ALL = (
+    f"{memory}, facts must be kept"
+    for memory in ("device memory (a GPU's)", "host memory", "memory, all tiers together")
+)
 
 
 def group(*rows):
@@ -28,20 +44,41 @@ def chosen(*rows):
 
 
 def test_memory_goes_to_the_least_bytes_inside_the_full_caches_interval():
-    weak, good = ROW, ROW | {"strategy_label": "h2o(budget=0.5)", "retention": 0.85, "kv_bytes": 500.0}
-    assert chosen(FULL, weak, good)["KV memory, facts must be kept"] == "h2o(budget=0.5)"
-    assert chosen(FULL, weak)["KV memory, facts must be kept"] == "full"
+    weak, good = ROW, ROW | {"strategy_label": "h2o(budget=0.5)", "retention": 0.85, "device_bytes": 500.0}
+    assert chosen(FULL, weak, good)[DEVICE] == "h2o(budget=0.5)"
+    assert chosen(FULL, weak)[DEVICE] == "full"
+    assert not {HOST, ALL} & set(chosen(FULL, weak)), "everything lies on the device"
+
+
+def test_each_memory_has_its_own_choice():
+    """The device is a GPU's memory: what lies in host memory takes none of it, and takes all the more of the other."""
+    good = ROW | {"strategy_label": "h2o(budget=0.5)", "retention": 0.85, "device_bytes": 500.0, "kv_bytes": 500.0}
+    found = chosen(FULL, good, OFFLOADED)
+    assert (found[DEVICE], found[HOST], found[ALL]) == ("offload", "h2o(budget=0.5)", "h2o(budget=0.5)")
+    (hint,) = [hint for hint in hints(group(FULL, good, OFFLOADED)) if hint.constraint == DEVICE]
+    assert "20 B, 2% of the full cache" in hint.because and "980 B lie elsewhere" in hint.because
+
+
+def test_no_choice_rests_on_retention_that_is_so_by_construction():
+    members = group(FULL, FETCHING)
+    assert keeps_retention(members) == [FULL]
+    assert chosen(FULL, FETCHING)[DEVICE] == "full"
+    assert any("infinigen: retention equals the full cache's by construction" in text for text in remarks(members))
+    assert choice_table(members).rows[1][4] == "90% [30-70]="
+    written = FETCHING | {"retention_is_read": False}  # free answers are decoded: then it is a measurement
+    assert keeps_retention(group(FULL, written)) == [FULL, written]
+    assert not remarks(group(FULL, written)) and not remarks(group(FULL, OFFLOADED))
 
 
 def test_without_a_full_cache_nothing_is_said_about_keeping_facts():
     assert keeps_retention(group(ROW)) == []
-    assert "KV memory, facts must be kept" not in chosen(ROW)
+    assert DEVICE not in chosen(ROW)
 
 
 def test_no_advice_rests_on_retention_that_shows_nothing():
     weak = Group("m", "torch", "cpu", "measured", {}, [FULL, ROW], {"verdict": "uninformative", "reason": "why"})
     found = {hint.constraint: hint.because for hint in hints(weak)}
-    assert "KV memory, facts must be kept" not in found
+    assert DEVICE not in found
     assert "retention" not in found["throughput"] and "divergence 0.2 nat" in found["throughput"]
 
 
@@ -66,6 +103,14 @@ def test_the_table_marks_what_is_on_the_frontier():
     assert table.header == HEADER
     assert table.rows[1][2] == "300 B*"
     assert table.rows[1][4] == "50% [30-70]"
+
+
+def test_bytes_elsewhere_have_a_table_of_their_own_where_there_are_any():
+    table = tiers_table(group(FULL, ROW, OFFLOADED))
+    assert table.header == ("strategy", "budget", "device KV", "host KV", "file KV", "all KV", "all of full")
+    assert [row[0] for row in table.rows] == ["full", "offload", "h2o"], "h2o leads in all bytes together"
+    assert table.rows[1] == ["offload", "", "20 B", "980 B", "0 B", "1000 B", "100%"]
+    assert tiers_table(group(FULL, ROW)) is None
 
 
 def test_groups_never_mix_measured_and_modelled(connection):

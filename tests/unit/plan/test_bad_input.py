@@ -14,6 +14,27 @@ SPEED = "{name: toy_speed, context_tokens: 512}"
 CASES = {
     # name of the case: (campaign, key, got, words of expectation, words of the hint)
     "unknown key": ("reapeats: 3\n" + with_axes(), "reapeats", "3", "repeats", "'repeats'"),
+    "against nobody": (
+        with_axes(strategy="[toy_h2o]") + "against: [toy_h20]\n",
+        "against[0]",
+        "'toy_h20'",
+        "toy_h2o",
+        "'toy_h2o'",
+    ),
+    "against several": (
+        with_axes(strategy="[{name: toy_h2o, decode_evict: [every, off]}]") + "against: [{name: toy_h2o}]\n",
+        "against[0]",
+        "{name: 'toy_h2o'}",
+        "toy_h2o; toy_h2o(decode_evict=off)",
+        "",
+    ),
+    "against settings of none": (
+        with_axes(strategy="[toy_h2o]") + "against: [{name: toy_h2o, decode_evict: off}]\n",
+        "against[0]",
+        "{name: 'toy_h2o', decode_evict: 'off'}",
+        "one strategy of this campaign: toy_h2o",
+        "",
+    ),
     "unknown nested key": (with_axes() + "shard: {max_cell: 3}\n", "shard.max_cell", "3", "max_cells", "'max_cells'"),
     "misspelt axis": (with_axes(stratgy="[toy_full]"), "axes.stratgy", "'stratgy'", "strategy", "'strategy'"),
     "misspelt section": (

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.plan import disk, table
-from toy_project import CAMPAIGN
+from kvfrontier.plan.against import KEY, stored_against
+from toy_project import CAMPAIGN, with_axes
 
 MORE = CAMPAIGN + "  seed: [0, 1, 2]\nshard: {max_cells: 2}\n"
 
@@ -213,3 +214,28 @@ def test_a_campaign_by_path_is_found_and_results_can_go_elsewhere(toys, monkeypa
     project = disk.Project.find()
     assert disk.prepare(project, path).campaign_dir == tmp_path / "out" / "mine"
     assert disk.prepare(project, "config/elsewhere/mine.yaml").campaign == "mine"
+
+
+def test_what_a_campaign_compares_with_lies_beside_its_cells_and_makes_none_outdated(toys):
+    plain_plan = toys.plan(CAMPAIGN)
+    plan = toys.plan(CAMPAIGN + "against: [toy_h2o, {name: toy_full}, toy_h2o]\n")
+    assert plan.against == ("toy_h2o", "toy_full")
+    assert [cell.fingerprint for cell in plan.cells] == [cell.fingerprint for cell in plain_plan.cells]
+    index = disk.prepare(toys.project, "trial")
+    assert stored_against(index.campaign_dir) == ["toy_h2o", "toy_full"]
+
+
+def test_parts_of_the_parameters_name_one_of_several_variants(toys):
+    axes = with_axes(strategy="[toy_h2o, {name: toy_h2o, decode_evict: off}, {name: toy_window, layers: [1, 2]}]")
+    entries = "against: [toy_h2o, {name: toy_h2o, decode_evict: off}, {layers: [1, 2], name: toy_window}]\n"
+    assert toys.plan(axes + entries).against == ("toy_h2o", "toy_h2o(decode_evict=off)", "toy_window(layers=(1, 2))")
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", b'["a\\u0007"]', b"\xff"])
+def test_nonsense_beside_the_cells_is_no_reference(toys, content):
+    toys.plan(CAMPAIGN)
+    folder = disk.prepare(toys.project, "trial").campaign_dir
+    cells = folder / "plan" / "cells.parquet"
+    schema = pq.read_table(cells)
+    pq.write_table(schema.replace_schema_metadata({KEY: content}), cells)
+    assert stored_against(folder) == [] == stored_against(folder / "nowhere")

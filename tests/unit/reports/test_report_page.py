@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pyarrow as pa
 import pytest
 from kvfrontier.reports.chart import charts, data_of
-from kvfrontier.reports.figures import draw_all
+from kvfrontier.reports.figures import _shortened, draw_all
 from kvfrontier.reports.page import script_json, write_report
 from kvfrontier.reports.style import MOST_CONFIGURATIONS, MOST_PANELS, MOST_POINTS, inline, readable
 from kvfrontier.store.database import build_database
@@ -68,6 +68,24 @@ def test_the_page_tells_what_failed_and_what_is_modelled(page):
     assert "asked for 3.0 GiB, 1.0 GiB free (test)" in text
     assert "MODELLED" in text
     assert "test-host" in text
+
+
+def test_the_page_says_what_is_beyond_chance_and_what_each_axis_counts(page):
+    text = page.read_text()
+    assert text.count('<h2 id="beyond-chance">') == 1 and "retention_correct against full · test-alpha" in text
+    assert "Not told apart does not mean equal" in text and "Device KV: keys, values" in text
+
+
+def test_legends_say_only_what_tells_strategies_apart(connection):
+    short = {"h2o": "h2o(a=1)"}
+    table = pa.table(
+        {"series": ["h2o", "full", None], "configuration": ["h2o 0.3", "h2o_x 0.3", "h2o"], "n": [1, 2, 3]}
+    )
+    assert _shortened(table, short).to_pydict() == {
+        "series": ["h2o(a=1)", "full", None],
+        "configuration": ["h2o(a=1) 0.3", "h2o_x 0.3", "h2o(a=1)"],
+        "n": [1, 2, 3],
+    }
 
 
 def test_json_cannot_end_its_script_element():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.run import schedule as scheduling
+from kvfrontier.run.bundle import MAX_BUNDLE
 from kvfrontier.run.schedule import Died, Schedule, Up
 from kvfrontier.run.worker import Report, Task
 
@@ -21,10 +22,11 @@ class ScriptedPool:
 
     never_up = frozenset()
     unborn = 0
+    wall_s = 1.0  # of every cell
 
     def __init__(self, **answers):
         self.answers = {name: list(given) for name, given in answers.items()}
-        self.started, self.stopped, self.ran = [], [], []
+        self.started, self.stopped, self.ran, self.bundles, self.stored = [], [], [], [], set()
         self._busy, self._coming = {}, []
 
     def start(self, worker):
@@ -37,24 +39,39 @@ class ScriptedPool:
         self.stopped.append(worker)
         self._busy.pop(worker, None)
 
-    def submit(self, worker, task, concurrent_cells):
+    def submit(self, worker, tasks, concurrent_cells):
         assert worker not in self._busy, "a worker got two cells at once"
         assert worker not in self._coming, "a worker got a cell before it was up"
-        self._busy[worker] = task
-        self.ran.append((task.planned.fingerprint, concurrent_cells))
+        self._busy[worker] = tasks
+        self.ran += [(task.planned.fingerprint, concurrent_cells) for task in tasks]
+        self.bundles.append([task.planned.fingerprint for task in tasks])
 
     def wait(self, timeout_s):
         if self._coming:
             self.unborn -= 1
             return [(self._coming.pop(), Died("stillborn") if self.unborn >= 0 else Up("here"))]
-        for worker, task in list(self._busy.items()):
-            script = self.answers.get(task.planned.fingerprint, [])
-            answer = script.pop(0) if script else Report("ok")
-            if answer is not None:
+        for worker, tasks in list(self._busy.items()):
+            if (event := self._answer(tasks)) is not None:
                 del self._busy[worker]
-                return [(worker, answer)]
-            script.insert(0, None)
+                return [(worker, event)]
         return []
+
+    def _answer(self, tasks):
+        """Of the whole bundle, as `EngineWorker.run_bundle` gives it."""
+        reports = []
+        for name in [task.planned.fingerprint for task in tasks if task.planned.fingerprint not in self.stored]:
+            script = self.answers.get(name, [])
+            answer = script.pop(0) if script else Report("ok")
+            if answer is None:
+                script.insert(0, None)
+            if not isinstance(answer, Report):
+                return answer
+            if len(tasks) > 1:
+                self.stored.add(name)
+            reports.append(answer._replace(wall_s=self.wall_s))
+            if answer.recycle or answer.fatal:
+                break
+        return reports
 
 
 def run(pool, shared=(), exclusive=(), workers=2, timeout_s=5.0):
@@ -70,6 +87,7 @@ def run(pool, shared=(), exclusive=(), workers=2, timeout_s=5.0):
         timeout_s,
         keep=keep,
         done=lambda task, report: done.append((task.planned.fingerprint, report.status)),
+        stored=lambda task: "ok" if task.planned.fingerprint in pool.stored else "",
     )
     schedule.run([a_task(name) for name in shared], [a_task(name) for name in exclusive], seed=1)
     return kept, done
@@ -188,3 +206,52 @@ def test_cells_of_a_lost_node_run_again_elsewhere_at_no_cost_but_not_for_ever():
     assert sorted(done) == [("a", "ok"), ("b", "ok"), ("c", "ok")] and kept == []
     kept, _ = run(ScriptedPool(a=lost * 99), shared="a")
     assert kept == [("a", "error", "WorkerDied")]
+
+
+NAMES = [f"c{index}" for index in range(60)]
+
+
+def quick_pool(**answers):
+    pool = ScriptedPool(**answers)
+    pool.wall_s = 0.001
+    return pool
+
+
+def test_quick_cells_are_handed_out_together_slow_ones_and_timed_ones_one_by_one():
+    pool = quick_pool()
+    _, done = run(pool, shared=NAMES, exclusive="xyz")
+    assert sorted(done) == sorted((name, "ok") for name in [*NAMES, *"xyz"])
+    sizes = [len(bundle) for bundle in pool.bundles]
+    assert sizes[0] == 1 and max(sizes) == MAX_BUNDLE and sizes[-3:] == [1, 1, 1], "nobody knows yet; the timed ones"
+    slow = ScriptedPool()
+    run(slow, shared=NAMES)
+    assert {len(bundle) for bundle in slow.bundles} == {1}
+
+
+def test_of_a_bundle_that_kills_its_worker_stored_cells_count_and_the_others_run_alone():
+    pool = quick_pool(c7=[Died("x")] * 3)
+    kept, done = run(pool, shared=NAMES, workers=1)
+    assert kept == [("c7", "error", "WorkerDied")], "once in company, which proves nothing, and twice alone"
+    assert sorted(done) == sorted((name, "error" if name == "c7" else "ok") for name in NAMES)
+    fatal = next(bundle for bundle in pool.bundles if len(bundle) > 1 and "c7" in bundle)
+    after = fatal[fatal.index("c7") :]
+    assert len(after) > 1 and all([name] in pool.bundles for name in after)
+    before = fatal[: fatal.index("c7")]
+    assert before and all(name in pool.stored and [name] not in pool.bundles for name in before)
+
+
+def test_of_a_bundle_that_hangs_only_the_cell_that_hangs_is_a_timeout():
+    pool = quick_pool(c7=[None])
+    kept, done = run(pool, shared=NAMES, workers=1, timeout_s=0.02)
+    assert kept == [("c7", "timeout", "Timeout")]
+    assert sorted(done) == sorted((name, "timeout" if name == "c7" else "ok") for name in NAMES)
+
+
+def test_cells_that_a_worker_did_not_get_to_run_later_and_none_after_giving_up():
+    pool = quick_pool(c7=[Report("oom", recycle="after oom")])
+    _, done = run(pool, shared=NAMES, workers=1)
+    assert sorted(done) == sorted((name, "oom" if name == "c7" else "ok") for name in NAMES)
+    failed = Report("error", "no such folder", "load", "OSError", recycle="after error")
+    pool = quick_pool(**{name: [failed] for name in NAMES})
+    kept, done = run(pool, shared=NAMES, workers=1)
+    assert len(done) == len(NAMES) and len(kept) == len(NAMES) - scheduling.LOAD_FAILURES

@@ -75,7 +75,7 @@ def test_ten_cells_in_a_row_leave_no_memory_behind(tiny):
     workloads = [SPEED | {"context_tokens": 160, "batch_size": 24}, FIDELITY | {"context_tokens": 150}]
     cells = tiny.cells(*workloads, strategy=strategies, seed=[0, 1])
     worker = tiny.worker()
-    for cell in cells[:4]:  # libraries that are loaded on first use
+    for cell in cells:  # what is loaded on first use
         tiny.run(worker, cell)
     held = []
     for cell in cells[-10:]:
@@ -83,7 +83,8 @@ def test_ten_cells_in_a_row_leave_no_memory_behind(tiny):
         give_back()
         held.append(held_bytes())
     assert len(held) == 10
-    assert max(held) - held[0] < GROWTH_BYTES, f"MiB: {[round(size / 2**20, 1) for size in held]}"
+    growth = min(held[-3:]) - min(held[:3])  # single cells may end in between two of the C library's own moves
+    assert growth < GROWTH_BYTES, f"MiB: {[round(size / 2**20, 1) for size in held]}"
 
 
 def test_a_worker_is_replaced_after_an_error(tiny, monkeypatch):

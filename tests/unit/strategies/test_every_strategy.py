@@ -63,6 +63,46 @@ def run(sequences, prompts, steps=STEPS, seed=11):
     return torch.stack(logits)
 
 
+def all_settings(name):
+    return [make(name), make(name, budget=1.0)] if has_budget(name) else [make(name)]
+
+
+@EVERY
+def test_what_it_says_is_exact_answers_as_the_full_cache(model, name):
+    """Readings: what is asked without a decode step. Always: that, and every step."""
+    prompts, turn = random_prompts(LENGTHS), random_prompts([6, 6, 6], seed=3)
+    full = session(model).open(STRATEGIES.get("full")())
+    steps, asked = run(full, prompts, steps=4), full.extend(turn)
+    for strategy in all_settings(name):
+        if said := strategy.exact():
+            read = session(model).open(strategy)
+            torch.testing.assert_close(read.prefill(prompts, reserve_tokens=4), steps[0], **TOLERANCE)
+            alone = session(model).open(STRATEGIES.get("full")())
+            alone.prefill(prompts)
+            torch.testing.assert_close(read.extend(turn), alone.extend(turn), **TOLERANCE)
+        if said == "always":
+            decoded = session(model).open(strategy)
+            torch.testing.assert_close(run(decoded, prompts, steps=4), steps, **TOLERANCE)
+            torch.testing.assert_close(decoded.extend(turn), asked, **TOLERANCE)
+
+
+def test_who_says_so():
+    said = {name: make(name).exact() for name in NAMES}
+    assert {name for name in NAMES if said[name] == "always"} == {"full", "offload", "disk"}
+    assert {name for name in NAMES if said[name] == "readings"} == {"infinigen", "delta_fetch"}
+    assert make("infinigen", budget=1.0).exact() == "always"
+
+
+@pytest.mark.parametrize("name", ["infinigen", "delta_fetch"])
+def test_steps_that_choose_are_not_called_exact(model, name):
+    prompts = random_prompts(LENGTHS)
+    full, chosen = (
+        run(session(model).open(one), prompts, 4) for one in (STRATEGIES.get("full")(), make(name, budget=0.1))
+    )
+    assert make(name, budget=0.1).exact() == "readings" and not torch.allclose(full, chosen, atol=1e-3)
+    assert STRATEGIES.get(name)(budget=0.1, pool_limit=0.5).exact() == ""
+
+
 @EVERY
 def test_it_generates_exactly_the_tokens_asked_for(model, name):
     prompts = random_prompts(LENGTHS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvfrontier.analysis.exact import READINGS
 from kvfrontier.analysis.frontier import Group, Row
 from kvfrontier.units import format_bytes, format_seconds
 
@@ -17,39 +18,61 @@ class Hint:
     because: str
 
 
+DEVICE, HOST, EVERYWHERE = "device_bytes", "host_bytes", "kv_bytes"
+MEMORIES = {DEVICE: "device memory (a GPU's)", HOST: "host memory", EVERYWHERE: "memory, all tiers together"}
+SHARES = {DEVICE: "device_share", EVERYWHERE: "kv_share"}
+"""Each kind of bytes, and the same as a share of the full cache."""
+
+
 def hints(group: Group) -> list[Hint]:
-    """One hint a constraint, as far as the group has the measurements for it."""
-    found = (_least_memory(group), _most_faithful(group), _fastest(group), _first_token(group))
+    """One hint a constraint, as far as the group has the measurements for it (host memory: where some is used)."""
+    memories = (DEVICE, HOST, EVERYWHERE) if group.has_tiers else (DEVICE,)
+    found = [_least_memory(group, memory) for memory in memories]
+    found += [_most_faithful(group), _fastest(group), _first_token(group)]
     return [hint for hint in found if hint]
 
 
+def by_construction(group: Group) -> list[Row]:
+    """Rows whose forced-choice retention is the full cache's whatever their decode steps lose."""
+    return [row for row in group.rows if row["exact"] == READINGS and row["retention_is_read"]]
+
+
 def keeps_retention(group: Group) -> list[Row]:
-    """Rows whose retention is not below the full cache's 95 % interval; none where that says nothing."""
-    full = group.full
+    """Rows whose retention is not below the full cache's 95 % interval; none where that says nothing, as it does for
+    those that have it by construction."""
+    full, given = group.full, by_construction(group)
     if full is None or full["retention_low"] is None or group.is_uninformative:
         return []
-    return [row for row in group.rows if row["retention"] is not None and row["retention"] >= full["retention_low"]]
+    rows = [row for row in group.rows if row["retention"] is not None and row not in given]
+    return [row for row in rows if row["retention"] >= full["retention_low"]]
 
 
-def _least_memory(group: Group) -> Hint | None:
-    candidates = [row for row in keeps_retention(group) if row["kv_bytes"] is not None]
+def _least_memory(group: Group, memory: str) -> Hint | None:
+    candidates = [row for row in keeps_retention(group) if row[memory] is not None]
     if not candidates:
         return None
-    best, full = min(candidates, key=lambda row: row["kv_bytes"]), group.full
+    # Of those that take none of it, the one that takes least elsewhere.
+    best, full = min(candidates, key=lambda row: (row[memory], row[EVERYWHERE])), group.full
     because = (
-        f"least KV bytes ({_kv(best)}) with retention {best['retention']:.0%} inside the full cache's interval "
-        f"({full['retention_low']:.0%} to {full['retention_high']:.0%}, {full['retention_n']} facts)"
+        f"least KV bytes there ({_kv(best, memory)}) with retention {best['retention']:.0%} inside the full cache's "
+        f"interval ({full['retention_low']:.0%} to {full['retention_high']:.0%}, {full['retention_n']} facts)"
     )
-    return Hint("KV memory, facts must be kept", best["strategy_label"], because)
+    elsewhere = best[EVERYWHERE] - best[memory]
+    if memory != EVERYWHERE and group.has_tiers and elsewhere > 0.01 * best[EVERYWHERE]:
+        because += f"; {format_bytes(elsewhere)} lie elsewhere"
+    return Hint(f"{MEMORIES[memory]}, facts must be kept", best["strategy_label"], because)
 
 
 def _most_faithful(group: Group) -> Hint | None:
-    candidates = [row for row in group.rows if row["kl"] is not None and (row["kv_share"] or 1) <= 0.5]
+    candidates = [row for row in group.rows if row["kl"] is not None and (row["device_share"] or 1) <= 0.5]
     if not candidates:
         return None
     best = min(candidates, key=lambda row: row["kl"])
-    because = f"least divergence from the full cache ({best['kl']:.3g} nat) among those with at most half its KV bytes"
-    return Hint("KV memory, text must stay the same", best["strategy_label"], because)
+    because = (
+        f"least divergence from the full cache ({best['kl']:.3g} nat) among those with at most half its KV bytes on "
+        "the device"
+    )
+    return Hint(f"{MEMORIES[DEVICE]}, text must stay the same", best["strategy_label"], because)
 
 
 def _fastest(group: Group) -> Hint | None:
@@ -86,6 +109,6 @@ def _quality(group: Group, row: Row) -> str:
     return "" if row["kl"] is None else f"; divergence {row['kl']:.3g} nat"
 
 
-def _kv(row: Row) -> str:
-    share = "" if row["kv_share"] is None else f", {row['kv_share']:.0%} of the full cache"
-    return format_bytes(row["kv_bytes"]) + share
+def _kv(row: Row, memory: str) -> str:
+    share = row.get(SHARES.get(memory, ""))
+    return format_bytes(row[memory]) + ("" if share is None else f", {share:.0%} of the full cache")

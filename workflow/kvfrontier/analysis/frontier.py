@@ -11,6 +11,8 @@ from typing import Any
 
 import duckdb
 
+from kvfrontier.analysis.exact import exactness
+
 Row = dict[str, Any]
 
 
@@ -20,7 +22,8 @@ class Group:
 
     settings: purpose (`retention`, `fidelity`, `speed`) -> the workload shown: context, batch and output tokens, and
     `others`, the number of workloads of that purpose that are not shown.
-    rows: one a configuration, as choice.sql names the columns; shares as fractions, bytes, seconds.
+    rows: one a configuration, as choice.sql names the columns, and `exact` (see Strategy.exact); shares as fractions,
+    bytes, seconds.
     """
 
     model: str
@@ -37,6 +40,11 @@ class Group:
         return next((row for row in self.rows if row["strategy"] == "full"), None)
 
     @property
+    def has_tiers(self) -> bool:
+        """Does any configuration keep tokens outside the device?"""
+        return any(row["host_bytes"] or row["file_bytes"] for row in self.rows)
+
+    @property
     def is_uninformative(self) -> bool:
         """Do the guard rails say that retention shows nothing here? Then no advice may rest on it."""
         return self.verdict is not None and self.verdict["verdict"] == "uninformative"
@@ -47,7 +55,9 @@ def compare(connection: duckdb.DuckDBPyConnection) -> list[Group]:
     folder = files("kvfrontier.analysis")
     connection.execute(folder.joinpath("settings.sql").read_text())
     settings = _rows(connection, "FROM settings")
+    exact = exactness(connection)
     rows = _rows(connection, folder.joinpath("choice.sql").read_text())
+    rows = [row | {"exact": exact.get(row["strategy_label"], "")} for row in rows]
     rails = {(*_key(row)[:3], row["workload_label"]): row for row in _rows(connection, "FROM guard_rails")}
     groups: dict[tuple, list[Row]] = {}
     for row in rows:

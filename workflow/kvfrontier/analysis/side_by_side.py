@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
@@ -9,10 +10,10 @@ from itertools import groupby
 import duckdb
 
 from kvfrontier.analysis.frontier import Row
-from kvfrontier.analysis.table import TextTable, text
+from kvfrontier.analysis.table import MARK, TextTable
 from kvfrontier.units import format_bytes, format_seconds
 
-HEADER = ("engine", "strategy", "budget", "quality", "measured on", "KV bytes", "tokens/s", "TTFT")
+HEADER = ("engine", "strategy", "budget", "quality", "measured on", "device KV", "tokens/s", "TTFT")
 QUALITIES = {"kl_divergence": "KL {:.3f} nat"}
 """Of other metrics a share is shown."""
 
@@ -56,14 +57,18 @@ def _cells(row: Row) -> list[str]:
     return [
         row["engine_label"],
         row["series"],
-        text(row["budget"], "{:g}".format),
+        _text(row["budget"], "{:g}".format),
         quality,
         row["quality_engine_label"],
-        text(row["kv_bytes"], format_bytes, row["leads_memory"]),
-        text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
-        text(row["ttft_s"], format_seconds, row["leads_ttft"]),
+        _text(row["device_bytes"], format_bytes, row["leads_device"]),
+        _text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
+        _text(row["ttft_s"], format_seconds, row["leads_ttft"]),
     ]
 
 
 def _key(row: Row) -> tuple[str, str, str]:
     return row["model"], row["device"], row["source"]
+
+
+def _text(value: float | None, show: Callable[[float], str], is_marked: bool = False) -> str:
+    return "" if value is None else show(value) + MARK * is_marked

@@ -11,8 +11,8 @@ WITH picked AS (
 FROM (
 SELECT f.model, f.device, f.source, f.quality_metric, f.quality_workload_label, f.workload_label, engine_label, strategy,
   without_budget(strategy_label) AS series, budget, quality, quality_engine_label,
-  max(cost) FILTER (cost_metric = 'kv_bytes') AS kv_bytes,
-  coalesce(bool_or(on_frontier) FILTER (cost_metric = 'kv_bytes'), false) AS leads_memory,
+  max(cost) FILTER (cost_metric = 'device_bytes') AS device_bytes,
+  coalesce(bool_or(on_frontier) FILTER (cost_metric = 'device_bytes'), false) AS leads_device,
   max(cost) FILTER (cost_metric = 'output_tokens_per_s') AS tokens_per_s,
   coalesce(bool_or(on_frontier) FILTER (cost_metric = 'output_tokens_per_s'), false) AS leads_throughput,
   max(cost) FILTER (cost_metric = 'ttft_s') AS ttft_s,

@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvfrontier.analysis.choice import by_construction
 from kvfrontier.analysis.frontier import Group, Row
+from kvfrontier.analysis.labels import shorter
 from kvfrontier.units import format_bytes, format_seconds
 
-HEADER = ("strategy", "budget", "KV bytes", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
+HEADER = ("strategy", "budget", "device KV", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
+TIERS = ("strategy", "budget", "device KV", "host KV", "file KV", "all KV", "all of full")
+BYTES_COUNTED = (
+    "Device KV: keys, values and the strategy's bookkeeping on the device (a GPU's memory; on a CPU it is the same "
+    "RAM), at the phase where they are most, and what decode steps fetch there at most, where measured. Layers of an "
+    "offloaded cache in passing are not counted. Host KV, file KV: what lies in host memory and in files, to be "
+    "fetched. All KV: all of it."
+)
 MARK = "*"
+GIVEN = "="
+"""After a retention that is the full cache's by construction."""
 MOST_ROWS = 40
 PURPOSES = ("retention", "fidelity", "speed")
 """In the order in which choice.sql looks for KV bytes."""
@@ -29,9 +40,13 @@ class TextTable:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column: does every value in it begin with a digit?"""
+        """For each column: does every value in it begin with a number?"""
         columns = ([row[index] for row in self.rows if row[index]] for index in range(len(self.header)))
-        return tuple(bool(values) and all(value[0].isdigit() for value in values) for values in columns)
+        return tuple(bool(values) and all(_is_number(value) for value in values) for values in columns)
+
+
+def _is_number(text: str) -> bool:
+    return text.lstrip("+-<(to ")[:1].isdigit()
 
 
 def choice_table(group: Group) -> TextTable:
@@ -42,12 +57,47 @@ def choice_table(group: Group) -> TextTable:
     members = (
         group.rows if len(group.rows) <= MOST_ROWS else [row for row in group.rows if _stands_out(row)][:MOST_ROWS]
     )
-    rows = [_cells(row) for row in members]
-    kept = [index for index in range(len(HEADER)) if any(row[index] for row in rows)]
-    more = f"{len(group.rows) - len(members)} more configurations are in the database." if members != group.rows else ""
+    given = [row["strategy_label"] for row in by_construction(group)]
+    rows = [_cells(row, row["strategy_label"] in given) for row in _named(group, members)]
+    left_out = len(group.rows) - len(members)
+    return _filled(HEADER, rows, f"{left_out} more configurations are in the database." if left_out else "")
+
+
+def tiers_table(group: Group) -> TextTable | None:
+    """Where the bytes lie of those that keep some outside the device, beside the full cache and the frontier of all
+    bytes together; None where nothing is outside."""
+    if not group.has_tiers:
+        return None
+    members = [row for row in group.rows if row["host_bytes"] or row["file_bytes"] or row["strategy"] == "full"]
+    members += [row for row in group.rows if row["leads_memory"] and row not in members]
+    rows = [_tiers(row) for row in _named(group, members[:MOST_ROWS])]
+    left_out = len(members) - len(rows)
+    return _filled(TIERS, rows, f"{left_out} more configurations are in the database." if left_out else "")
+
+
+def _named(group: Group, rows: list[Row]) -> list[Row]:
+    """With names no longer than tells the strategies of the group apart."""
+    short = shorter(row["series"] for row in group.rows)
+    return [row | {"series": short[row["series"]]} for row in rows]
+
+
+def _filled(header: tuple[str, ...], rows: list[list[str]], note: str) -> TextTable:
+    kept = [index for index in range(len(header)) if any(row[index] for row in rows)]
     return TextTable(
-        tuple(HEADER[index] for index in kept), [[row[index] for index in kept] for row in rows], note=more
+        tuple(header[index] for index in kept), [[row[index] for index in kept] for row in rows], note=note
     )
+
+
+def remarks(group: Group) -> list[str]:
+    """What must be known of the numbers before one is chosen."""
+    given = list(dict.fromkeys(row["series"] for row in by_construction(group)))
+    if not given:
+        return []
+    return [
+        f"{GIVEN} {', '.join(given)}: retention equals the full cache's by construction. Forced choice reads the "
+        "question and the alternatives without a decode step, and these strategies keep every token for such a "
+        "reading: what their decode steps lose is seen in the divergence (KL, top-1) alone."
+    ]
 
 
 def title(group: Group) -> str:
@@ -76,26 +126,43 @@ def _describe(setting: Row) -> str:
 
 
 def _stands_out(row: Row) -> bool:
-    return row["strategy"] == "full" or row["leads_memory"] or row["leads_throughput"] or row["leads_ttft"]
+    return (
+        row["strategy"] == "full"
+        or row["leads_device"]
+        or row["leads_memory"]
+        or row["leads_throughput"]
+        or row["leads_ttft"]
+    )
 
 
-def _cells(row: Row) -> list[str]:
-    retention = text(row["retention"], "{:.0%}".format)
+def _tiers(row: Row) -> list[str]:
+    return [
+        row["series"],
+        _text(row["budget"], "{:g}".format),
+        _text(row["device_bytes"], format_bytes, row["leads_device"]),
+        _text(row["host_bytes"], format_bytes),
+        _text(row["file_bytes"], format_bytes),
+        _text(row["kv_bytes"], format_bytes, row["leads_memory"]),
+        _text(row["kv_share"], "{:.0%}".format),
+    ]
+
+
+def _cells(row: Row, is_given: bool) -> list[str]:
+    retention = _text(row["retention"], "{:.0%}".format)
     if row["retention_low"] is not None:
         retention += f" [{100 * row['retention_low']:.0f}-{100 * row['retention_high']:.0f}]"
     return [
         row["series"],
-        text(row["budget"], "{:g}".format),
-        text(row["kv_bytes"], format_bytes, row["leads_memory"]),
-        text(row["kv_share"], "{:.0%}".format),
-        retention,
-        text(row["kl"], "{:.3f}".format),
-        text(row["top1"], "{:.0%}".format),
-        text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
-        text(row["ttft_s"], format_seconds, row["leads_ttft"]),
+        _text(row["budget"], "{:g}".format),
+        _text(row["device_bytes"], format_bytes, row["leads_device"]),
+        _text(row["device_share"], "{:.0%}".format),
+        retention + GIVEN * is_given,
+        _text(row["kl"], "{:.3f}".format),
+        _text(row["top1"], "{:.0%}".format),
+        _text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
+        _text(row["ttft_s"], format_seconds, row["leads_ttft"]),
     ]
 
 
-def text(value: float | None, show: Any, is_marked: bool = False) -> str:
-    """A value as `show` has it, with a MARK or without; empty where there is none."""
+def _text(value: float | None, show: Any, is_marked: bool = False) -> str:
     return "" if value is None else show(value) + MARK * is_marked

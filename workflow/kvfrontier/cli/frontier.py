@@ -43,7 +43,7 @@ def command(campaign: str | None) -> None:
 def render(group: Group) -> str:
     """Title, settings, table, guard rail and hints of one group; fits 100 columns."""
     from kvfrontier.analysis.choice import hints
-    from kvfrontier.analysis.table import MARK, choice_table, settings, title
+    from kvfrontier.analysis.table import BYTES_COUNTED, MARK, choice_table, remarks, settings, tiers_table, title
     from kvfrontier.cli._table import text_table
 
     lines = [title(group)]
@@ -54,6 +54,11 @@ def render(group: Group) -> str:
         lines.append(f"  {table.note}")
     if any(cell.endswith(MARK) for row in table.rows for cell in row):
         lines.append("  * on the frontier: no other line is as good both in retention (else KL) and in this column")
+    if tiers := tiers_table(group):
+        lines += ["  Where the bytes lie:"]
+        lines += [f"  {line}" for line in text_table(tiers.header, tiers.rows, widest=STRATEGY_CHARS).splitlines()]
+    for text in ([BYTES_COUNTED] if group.has_tiers else []) + remarks(group):
+        lines += wrap(text, COLUMNS, initial_indent="  ", subsequent_indent="    ")
     if group.is_uninformative:
         lines.append(f"  ! retention is not informative here: {group.verdict['reason']}")
     found = hints(group)

@@ -24,6 +24,7 @@ CONTEXT_TOKENS, OUTPUT_TOKENS = 512, 32
 """Of a workload that has no such parameter."""
 ROUNDS = ("repeats", "conversations", "documents", "questions", "samples", "limit", "depths")
 """Parameters that multiply the work; of a list its length counts."""
+CONTEXTS = ("context_tokens", "most_tokens")
 OUTPUTS = ("output_tokens", "continuation_tokens", "answer_tokens")
 
 
@@ -34,7 +35,8 @@ def modelled_s(
     known = _with_rates(device or Device("unknown", "cpu"))
     element_bytes = 4 if engine.get("dtype", "float32" if known.kind == "cpu" else "") == "float32" else 2
     model = Roofline(_with_shape(spec or ModelSpec("unknown")), known, element_bytes, EFFICIENCY)
-    batch, context = _count(workload, "batch_size", 1), _count(workload, "context_tokens", CONTEXT_TOKENS)
+    batch = _count(workload, "batch_size", 1)
+    context = next((_count(workload, name, 0) for name in CONTEXTS if workload.get(name)), CONTEXT_TOKENS)
     output = max((_count(workload, name, 0) for name in OUTPUTS), default=0) or OUTPUT_TOKENS
     rounds = prod(_count(workload, name, 1) for name in ROUNDS)
     prompts = [context] * batch

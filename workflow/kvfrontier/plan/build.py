@@ -48,6 +48,7 @@ def build_plan(project: Project, campaign: Campaign, code: CodeBase | None = Non
         duplicates=grid.duplicates,
         workers=campaign.workers,
         nodes=campaign.nodes,
+        against=campaign.against,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kvfrontier.errors import ConfigError, Problem
+from kvfrontier.plan.against import read_against
 from kvfrontier.plan.axes import read_axes
 from kvfrontier.plan.catalog import DataSource, Models, load_data, load_devices, load_models
 from kvfrontier.plan.choices import Choices, read_choices
@@ -36,6 +37,7 @@ class Campaign:
     models: Models
     devices: Mapping[str, Device]
     data: Mapping[str, DataSource]
+    against: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
@@ -89,9 +91,11 @@ def load_campaign(project: Project, name_or_path: str | Path | None = None) -> C
     problems += found
     constraints, found = read_constraints(document, choices, {"model": models, "device": devices})
     problems += found
+    against, found = read_against(document, shape.against if shape else (), choices.options["strategy"])
+    problems += found
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return Campaign(name, path, document, shape, choices, tuple(constraints), models, devices, data)
+    return Campaign(name, path, document, shape, choices, tuple(constraints), models, devices, data, against)
 
 
 def _collect(problems: list[Problem], load: Callable[[], T]) -> T | None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvfrontier.errors import KVFrontierError, Unavailable, did_you_mean
+from kvfrontier.plan.against import to_metadata
 from kvfrontier.plan.believed import index_of, is_shard_name, read_plan
 from kvfrontier.plan.build import build_plan
 from kvfrontier.plan.campaign import load_campaign
@@ -170,7 +171,7 @@ def _write(folder: Path, plan: Plan, content: dict) -> None:
     """Cells first, then the index, each under a temporary name that is renamed. Raises Unavailable for a bad disk."""
 
     def write_cells(path: Path) -> None:
-        schema = PLAN.with_metadata({KEY: content["key"]})
+        schema = PLAN.with_metadata({KEY: content["key"], **to_metadata(plan.against)})
         with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
             for batch in plan_batches(plan):
                 writer.write_table(batch)

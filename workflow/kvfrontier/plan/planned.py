@@ -66,6 +66,7 @@ class Plan:
     duplicates: int = 0
     workers: int | None = None
     nodes: int = 1
+    against: tuple[str, ...] = ()
 
     @property
     def cells(self) -> list[PlannedCell]:

@@ -81,6 +81,10 @@ class CampaignShape(Shape):
         list[dict[str, list[Any]]], Field(description="Groups of axes that advance together instead of multiplying")
     ] = []
     constraints: Annotated[list[ConstraintShape], Field(description="Which cells of the product to leave out")] = []
+    against: Annotated[
+        list[str | dict[str, Any]],
+        Field(description="Strategies that the others are compared with, item by item, in the report. Default: full"),
+    ] = []
     shard: ShardShape = ShardShape()
     timeout_s: Annotated[float, Field(gt=0, description="Seconds a cell may run before it becomes a row `timeout`")] = (
         600.0

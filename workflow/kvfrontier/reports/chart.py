@@ -16,19 +16,23 @@ import pyarrow as pa
 PACKAGE = "kvfrontier.reports.charts"
 
 
+Data = str | Callable[[duckdb.DuckDBPyConnection], pa.Table]
+
+
 @dataclass(frozen=True)
 class Chart:
     """One figure of the report.
 
     name: the file's, and the figure's file name. category: the section of the page. order: place within the section.
-    sql: asked of the published database; what it returns is what `draw` gets. missing: said where it returns nothing.
+    data: asks the published database, as SQL or as a function; its answer is what `draw` gets. missing: said where that
+    is empty.
     """
 
     name: str
     title: str
     category: str
     caption: str
-    sql: str
+    data: Data
     missing: str
     order: int
     draw: Callable[[pa.Table], alt.TopLevelMixin]
@@ -37,7 +41,7 @@ class Chart:
 _CHARTS: dict[str, Chart] = {}
 
 
-def chart(title: str, category: str, *, sql: str, missing: str, order: int = 50) -> Callable[[Callable], Callable]:
+def chart(title: str, category: str, *, sql: Data, missing: str, order: int = 50) -> Callable[[Callable], Callable]:
     """Decorator of the function in `charts/<name>.py` that draws figure `<name>`; its docstring is the caption."""
 
     def add(draw: Callable[[pa.Table], alt.TopLevelMixin]) -> Callable:
@@ -60,5 +64,5 @@ def charts() -> tuple[Chart, ...]:
 
 
 def data_of(found: Chart, connection: duckdb.DuckDBPyConnection) -> pa.Table:
-    """The chart's data, as its SQL says."""
-    return connection.sql(found.sql).to_arrow_table()
+    """The chart's data, as it asks for them."""
+    return found.data(connection) if callable(found.data) else connection.sql(found.data).to_arrow_table()

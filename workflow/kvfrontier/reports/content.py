@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 
+from kvfrontier.analysis import paired_table
+from kvfrontier.analysis.paired import paired, quality_metrics, references
 from kvfrontier.analysis.table import TextTable
 from kvfrontier.store.live import stored_totals
 from kvfrontier.units import format_seconds
 
+MOST_PAIRED = 24
 FAILED = ("error", "oom", "timeout")
 
 
@@ -47,6 +50,22 @@ def headline(connection: duckdb.DuckDBPyConnection) -> str:
         f"{_list(strategies)}{at}, on {_list(models)}, with {_list(engines)} on {_list(devices)}; "
         f"workloads: {_list(workloads)}."
     )
+
+
+def paired_tables(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """Each strategy against those the campaign names, on the same items; what is right or wrong comes first."""
+    metrics = quality_metrics(connection)
+    found = [item for reference in references(connection) for item in paired(connection, reference, metrics)]
+    return [
+        {
+            "heading": paired_table.heading(item),
+            "workload": item.workload_label,
+            "meaning": paired_table.meaning(item),
+            "table": paired_table.table(item, item.lines, by_phase=True),
+            "is_share": item.is_share,
+        }
+        for item in sorted(found, key=lambda item: not item.is_share)[:MOST_PAIRED]
+    ]
 
 
 def failures(connection: duckdb.DuckDBPyConnection) -> TextTable:

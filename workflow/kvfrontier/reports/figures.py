@@ -10,12 +10,14 @@ import duckdb
 import pyarrow as pa
 import vl_convert
 
+from kvfrontier.analysis.labels import shorter
 from kvfrontier.errors import printable
 from kvfrontier.reports.chart import Chart, charts, data_of
-from kvfrontier.reports.style import readable, themed, with_series
+from kvfrontier.reports.style import PANEL_BREAK, readable, themed, with_series
 from kvfrontier.store.files import write_atomically
 
 PNG_SCALE = 2
+NAMED = ("series", "configuration", "label", "panel")
 _SERIES = "SELECT DISTINCT without_budget(strategy_label) FROM cells"
 
 
@@ -34,10 +36,11 @@ class Figure:
 def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
     """Every chart over the published database, in the order of the page."""
     figures = []
-    names = [printable(name) for (name,) in connection.sql(_SERIES).fetchall()]
+    short = shorter(printable(name) for (name,) in connection.sql(_SERIES).fetchall())
+    names = list(short.values())
     for found in charts():
         table = _as_text(data_of(found, connection))
-        shown = with_series(readable(table), names)
+        shown = with_series(_shortened(readable(table), short), names)
         spec = themed(found.draw(shown)) if table.num_rows else None
         figures.append(Figure(found, spec, table.num_rows - shown.num_rows))
     return figures
@@ -48,6 +51,23 @@ def _as_text(table: pa.Table) -> pa.Table:
     for place, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
             texts = [None if text is None else printable(text) for text in table.column(place).to_pylist()]
+            table = table.set_column(place, field, pa.array(texts, field.type))
+    return table
+
+
+def _shortened(table: pa.Table, short: dict[str, str]) -> pa.Table:
+    """Names of strategies, alone or before a budget, as the legend has them; in a heading they are the first line."""
+
+    def of(text: str | None) -> str | None:
+        first, line_break, rest = (text or "").partition(PANEL_BREAK)
+        name, space, budget = first.rpartition(" ")
+        if first in short:
+            return short[first] + line_break + rest
+        return short[name] + space + budget + line_break + rest if name in short else text
+
+    for place, field in enumerate(table.schema):
+        if field.name in NAMED:
+            texts = [of(text) for text in table.column(place).to_pylist()]
             table = table.set_column(place, field, pa.array(texts, field.type))
     return table
 

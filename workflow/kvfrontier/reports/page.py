@@ -16,9 +16,11 @@ from markupsafe import Markup
 
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
+from kvfrontier.analysis.paired_table import HOW_TO_READ
 from kvfrontier.analysis.side_by_side import side_by_side
-from kvfrontier.analysis.table import choice_table, settings, title
+from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, tiers_table, title
 from kvfrontier.reports import content
+from kvfrontier.reports.charts.paired_difference import BEYOND_CHANCE
 from kvfrontier.reports.figures import Figure, draw_all, export
 from kvfrontier.store.files import write_atomically
 from kvfrontier.store.live import open_current
@@ -60,6 +62,10 @@ def _page(
         comparisons=side_by_side(connection),
         counts=count_by_status(connection),
         headline=content.headline(connection),
+        paired=content.paired_tables(connection),
+        how_to_read=HOW_TO_READ,
+        bytes_counted=BYTES_COUNTED,
+        beyond_chance=BEYOND_CHANCE,
         rails=content.guard_rails(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),
@@ -100,6 +106,8 @@ def _shown(group: Group) -> dict[str, Any]:
         "settings": settings(group),
         "warning": group.verdict["reason"] if group.is_uninformative else "",
         "table": choice_table(group),
+        "tiers": tiers_table(group),
+        "remarks": remarks(group),
         "hints": hints(group),
     }
 

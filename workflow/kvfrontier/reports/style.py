@@ -21,6 +21,8 @@ MOST_PANELS = 12
 MOST_CONFIGURATIONS = 40
 MOST_POINTS = 400
 PANEL_BREAK = " | "
+LABEL_LIMIT = 380
+"""Pixels of a name beside an axis; longer ones are cut."""
 
 PANEL_SQL = "concat_ws(' · ', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
 """SQL of the first line of a panel's heading; the second follows PANEL_BREAK."""
@@ -113,7 +115,8 @@ def _place(number: int, length: int, shift: int) -> int:
 def _legend(table: pa.Table) -> alt.Legend:
     present = set(table["series"].to_pylist())
     shown = [name for name in series_names(table) if name in present]
-    return alt.Legend(title=None, orient="top", columns=3, symbolOpacity=1, values=shown)
+    room = LONE_PANEL_WIDTH // (7 * max(map(len, shown), default=1) + 30)
+    return alt.Legend(title=None, orient="top", columns=max(1, min(4, room)), symbolOpacity=1, values=shown)
 
 
 def point_fill(table: pa.Table) -> dict[str, Any]:
@@ -138,10 +141,15 @@ def panel_facet(table: pa.Table, width: int = PANEL_WIDTH) -> alt.Facet:
     return alt.Facet("panel:N", sort=list(dict.fromkeys(table["panel"].to_pylist())), title=None, header=header)
 
 
+def panel_width(table: pa.Table) -> int:
+    """Pixels of each panel: a lone one is wider."""
+    return PANEL_WIDTH if len(set(table["panel"].to_pylist())) > 1 else LONE_PANEL_WIDTH
+
+
 def in_panels(layers: alt.LayerChart, table: pa.Table, height: int = PANEL_HEIGHT, **resolve: str) -> alt.FacetChart:
     """One panel for each value of `panel`; `resolve` names axes that every panel scales for itself."""
     panels = len(set(table["panel"].to_pylist()))
-    width = PANEL_WIDTH if panels > 1 else LONE_PANEL_WIDTH
+    width = panel_width(table)
     return (
         layers.properties(width=width, height=height)
         .facet(panel_facet(table, width), columns=min(PANEL_COLUMNS, panels), data=inline(table))
@@ -161,9 +169,9 @@ def themed(drawn: alt.TopLevelMixin) -> dict[str, Any]:
             "titleFontSize": 12,
             "titleFontWeight": "normal",
             "gridColor": "#ececec",
-            "labelLimit": 230,
+            "labelLimit": LABEL_LIMIT,
         },
-        legend={"labelFontSize": 12, "titleFontSize": 12, "titleLimit": 320, "labelLimit": 320, "symbolSize": 90},
+        legend={"labelFontSize": 12, "titleFontSize": 12, "titleLimit": 320, "labelLimit": 560, "symbolSize": 90},
         header={"labelFontSize": 12, "titleFontSize": 12},
         facet={"spacing": 24},
     )

@@ -115,10 +115,12 @@ def _run(
     python = engine.environment_on(load_devices(shard.project)[first.device])
     placement = replace(placement, workers=most, environment=python)
 
+    def stored(task: Task) -> str:
+        return _status_of_row(shard.campaign_dir, task)
+
     def keep(task: Task, status: str, reason: str, reason_class: str, phase: str) -> str:
-        stored = _status_of_row(shard.campaign_dir, task)
-        if stored:
-            return stored  # by the worker, just before it was ended
+        if found := stored(task):
+            return found  # by the worker, just before it was ended
         why = {"reason": reason, "reason_class": reason_class, "phase": phase}
         facts = driver_facts(shard.project, task.planned.cell)
         write_row(shard.campaign_dir, outcome_row(task.planned, task.attempt, status, **why, provenance=facts))
@@ -134,7 +136,8 @@ def _run(
 
     progress.show()
     with ray_pool(placement, shard.project, shard.campaign_dir) as pool:
-        schedule = Schedule(pool, pool.placement.workers, limits.timeout_s, keep, done, progress.tick)
+        workers = pool.placement.workers
+        schedule = Schedule(pool, workers, limits.timeout_s, keep, done, progress.tick, stored)
         beating.in_flight = schedule.in_flight
         schedule.run(shared, alone, seed=int(shard.name.rpartition("-")[2], 16))
 

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,6 +93,7 @@ class RayPool:
             num_gpus=self.placement.gpus,
             max_restarts=0,
             max_task_retries=0,
+            enable_task_events=False,
             **self.home.options,
             **self._own_python(),
         )
@@ -117,8 +118,8 @@ class RayPool:
         self.ray.kill(actor, no_restart=True)
         self._see_it_gone(self._met.pop(worker, None))
 
-    def submit(self, worker: int, task: Task, concurrent_cells: int) -> None:
-        self._calls[self._actors[worker].run.remote(task, concurrent_cells)] = worker
+    def submit(self, worker: int, tasks: Sequence[Task], concurrent_cells: int) -> None:
+        self._calls[self._actors[worker].run_bundle.remote(tasks, concurrent_cells)] = worker
 
     def wait(self, timeout_s: float) -> list[tuple[int, Event]]:
         calls = [*self._calls, *self._meetings]

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from kvfrontier.errors import without_logins
 
@@ -16,7 +17,13 @@ _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|P
 
 def secrets() -> list[str]:
     """What the environment holds under names of secrets now; asked for once for many texts, as reading it is slow."""
-    return [value for name, value in os.environ.items() if len(value) >= SHORTEST_SECRET and _SECRET_NAME.search(name)]
+    values = [os.environ[name] for name in os.environ if _is_secret(name)]
+    return [value for value in values if len(value) >= SHORTEST_SECRET]
+
+
+@cache
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
 
 
 def redact(text: str, known: Sequence[str] | None = None) -> str:

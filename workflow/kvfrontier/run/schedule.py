@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from kvfrontier.errors import Unavailable
+from kvfrontier.run.bundle import MAX_BUNDLE, Bundler
 from kvfrontier.run.worker import Report, Task
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Up(NamedTuple):
     host: str
 
 
-Event = Up | Report | Died
+Event = Up | list[Report] | Died
 
 
 class Pool(Protocol):
@@ -54,8 +55,8 @@ class Pool(Protocol):
     def stop(self, worker: int) -> None:
         """End a worker, whatever it is doing."""
 
-    def submit(self, worker: int, task: Task, concurrent_cells: int) -> None:
-        """Give a worker that is up and idle a cell."""
+    def submit(self, worker: int, tasks: Sequence[Task], concurrent_cells: int) -> None:
+        """Give a worker that is up and idle cells, one after another. It reports the first of them, perhaps not all."""
 
     def wait(self, timeout_s: float) -> list[tuple[int, Event]]:
         """Whoever has come up, finished or died, after at most `timeout_s`."""
@@ -63,7 +64,7 @@ class Pool(Protocol):
 
 @dataclass
 class _InFlight:
-    task: Task
+    tasks: Sequence[Task]
     started_s: float
 
 
@@ -73,7 +74,7 @@ class Schedule:
 
     keep: stores the row of a task that no worker could (task, status, reason, class, phase); returns the row's status,
     another one where the worker had just stored its own. done: is told of every finished cell (task, report).
-    tick: is called about once a second.
+    tick: is called about once a second. stored: the status of a row that a worker stored before it was lost, or empty.
     """
 
     pool: Pool
@@ -82,11 +83,13 @@ class Schedule:
     keep: Callable[[Task, str, str, str, str], str]
     done: Callable[[Task, Report], None]
     tick: Callable[[], None] = lambda: None
+    stored: Callable[[Task], str] = lambda task: ""
     _queue: deque[Task] = field(default_factory=deque)
     _running: dict[int, _InFlight] = field(default_factory=dict)
     _starting: set[int] = field(default_factory=set)
     _idle: list[int] = field(default_factory=list)
     _worn: set[int] = field(default_factory=set)  # of the idle ones: to replace before their next cell
+    _bundler: Bundler = field(default_factory=Bundler)
     _deaths: set[str] = field(default_factory=set)
     _losses: Counter[str] = field(default_factory=Counter)
     _deaths_in_a_row: int = 0
@@ -99,7 +102,8 @@ class Schedule:
         Timed cells see no other cell of this shard; the shuffle keeps drifts of the machine out of the comparisons.
         """
         order = random.Random(seed)
-        for tasks, workers in ((shared, self.workers), (exclusive, 1)):
+        for tasks, workers, most in ((shared, self.workers, MAX_BUNDLE), (exclusive, 1, 1)):
+            self._bundler = Bundler(most)
             self._queue = deque(order.sample(list(tasks), len(tasks)))
             if self._queue:
                 self._have_workers(min(workers, len(self._queue)))
@@ -124,7 +128,8 @@ class Schedule:
     def in_flight(self) -> dict[str, float]:
         """cell_id -> for how many seconds it has been running; another thread may ask."""
         now = time.monotonic()
-        return {flight.task.planned.cell_id: now - flight.started_s for flight in list(self._running.values())}
+        flights = list(self._running.values())
+        return {task.planned.cell_id: now - flight.started_s for flight in flights for task in flight.tasks}
 
     def _drain(self) -> None:
         while self._queue or self._running:
@@ -144,8 +149,9 @@ class Schedule:
                 self.pool.stop(worker)
         while self._queue and (fresh := [worker for worker in self._idle if worker not in self._worn]):
             self._idle.remove(fresh[-1])
-            self._running[fresh[-1]] = flight = _InFlight(self._queue.popleft(), time.monotonic())
-            self.pool.submit(fresh[-1], flight.task, len(self._running))
+            tasks = self._bundler.take(self._queue, self.workers)
+            self._running[fresh[-1]] = _InFlight(tasks, time.monotonic())
+            self.pool.submit(fresh[-1], tasks, len(self._running))
 
     def _patience_s(self) -> float:
         ends = [flight.started_s + self.timeout_s for flight in self._running.values()]
@@ -158,9 +164,12 @@ class Schedule:
         if isinstance(event, Up):
             logger.info("worker %d is up on %s", worker, event.host)
         elif isinstance(event, Died):
-            self._died(worker, flight.task if flight else None, event)
+            self._died(worker, flight.tasks if flight else [], event)
         elif flight:
-            self._finished(worker, flight.task, event)
+            self._queue.extendleft(reversed(flight.tasks[len(event) :]))
+            self._bundler.learn(event)
+            for task, report in zip(flight.tasks, event, strict=False):
+                self._finished(worker, task, report)
 
     def _finished(self, worker: int, task: Task, report: Report) -> None:
         if report.fatal:
@@ -182,15 +191,17 @@ class Schedule:
         while self._queue:
             self._write(self._queue.popleft(), report.status, reason, report.reason_class, "load")
 
-    def _died(self, worker: int, task: Task | None, death: Died) -> None:
+    def _died(self, worker: int, tasks: Sequence[Task], death: Died) -> None:
         """Try the cell once more, in case it was the machine and not the cell."""
-        doing = f"while running {task.planned.cell_id}" if task else "before its first cell"
+        names = ", ".join(task.planned.cell_id for task in tasks)
+        doing = f"while running {names}" if tasks else "before its first cell"
         logger.warning("worker %d died %s: %s", worker, doing, death)
         self._worn.add(worker)
         # Cells too large for the machine may well come in a row, and a node takes all its workers with it.
         self._deaths_in_a_row += not (death.is_oom or death.is_lost)
         if self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             raise Unavailable(f"{self._deaths_in_a_row} workers died one after another; the last one said: {death}")
+        task = self._alone(tasks)
         if task is None:
             return
         fingerprint = task.planned.fingerprint
@@ -205,15 +216,29 @@ class Schedule:
         status, name = ("oom", "WorkerOutOfMemory") if death.is_oom else ("error", "WorkerDied")
         self._write(task, status, f"the worker died twice while running this cell: {death}", name, "run")
 
+    def _alone(self, tasks: Sequence[Task]) -> Task | None:
+        """The one cell that a worker was lost with; those of a bundle are put back."""
+        left = []
+        for task in tasks:
+            if status := self.stored(task):
+                self.done(task, Report(status))
+            else:
+                left.append(task)
+        if len(tasks) == 1 and left:
+            return left[0]
+        self._bundler.put_back(left, self._queue)
+        return None
+
     def _end_late_ones(self) -> None:
         now = time.monotonic()
         late = [worker for worker, flight in self._running.items() if now - flight.started_s > self.timeout_s]
         for worker in late:
-            task = self._running.pop(worker).task
+            tasks = self._running.pop(worker).tasks
             self.pool.stop(worker)
             self._idle.append(worker)
             self._worn.add(worker)
-            self._write(task, "timeout", f"took longer than {self.timeout_s:g} s", "Timeout", "run")
+            if task := self._alone(tasks):
+                self._write(task, "timeout", f"took longer than {self.timeout_s:g} s", "Timeout", "run")
 
     def _write(self, task: Task, status: str, reason: str, reason_class: str, phase: str) -> None:
         status = self.keep(task, status, reason, reason_class, phase)

@@ -7,6 +7,8 @@ import ctypes
 import gc
 import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from kvfrontier.plan.project import Project
 
 MEMORY_GROWTH_BYTES = 2 * 2**30
+BUNDLE_S = 0.1
+"""After so long a worker begins no further cell of those it was given at once."""
 RECYCLED = frozenset({"oom", "error", "timeout"})
 
 
@@ -54,6 +58,15 @@ class EngineWorker:
         self._campaign_dir = campaign_dir
         self._sessions = Sessions(project)
         self._baseline_bytes: int | None = None
+
+    def run_bundle(self, tasks: Sequence[Task], concurrent_cells: int) -> list[Report]:
+        """Run cells and store each one's row; reports on the first of them, where it had to end or took `BUNDLE_S`."""
+        reports, until_s = [], time.monotonic() + BUNDLE_S
+        for task in tasks:
+            reports.append(report := self.run(task, concurrent_cells))
+            if report.fatal or report.recycle or time.monotonic() > until_s:
+                break
+        return reports
 
     def run(self, task: Task, concurrent_cells: int) -> Report:
         """Run one cell and store its row."""

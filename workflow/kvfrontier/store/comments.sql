@@ -91,7 +91,7 @@ COMMENT ON COLUMN configurations.ci_high IS 'Upper end of the 95 % interval';
 COMMENT ON COLUMN configurations.kind IS 'value or proportion';
 COMMENT ON COLUMN configurations.cells IS 'Cells pooled';
 
-COMMENT ON TABLE costs IS 'What each configuration costs, long form: KV bytes and share of the full cache, and every metric of role cost';
+COMMENT ON TABLE costs IS 'What each configuration costs, long form: KV bytes by tier, shares of the full cache, and every metric of role cost';
 COMMENT ON COLUMN costs.model IS 'Name in config/models.yaml';
 COMMENT ON COLUMN costs.engine_label IS 'Engine with the parameters the campaign sets';
 COMMENT ON COLUMN costs.device IS 'Name in config/devices.yaml';
@@ -101,7 +101,7 @@ COMMENT ON COLUMN costs.source IS 'measured, or model (a simulator or formula, n
 COMMENT ON COLUMN costs.batch_size IS 'Requests at once';
 COMMENT ON COLUMN costs.context_tokens IS 'Prompt tokens of a request';
 COMMENT ON COLUMN costs.output_tokens IS 'Tokens generated a request';
-COMMENT ON COLUMN costs.cost_metric IS 'kv_bytes (device, host and bookkeeping, at the phase where they are most), kv_share, or a metric';
+COMMENT ON COLUMN costs.cost_metric IS 'kv_bytes (all tiers and bookkeeping, at the phase where they are most), device_bytes (keys, values and bookkeeping on the device, and what decode steps bring there), kv_share and device_share (of the full cache), host_bytes, file_bytes (where any strategy has some), or a metric';
 COMMENT ON COLUMN costs.cost IS 'Mean';
 COMMENT ON COLUMN costs.cost_low IS 'Lower end of the 95 % interval';
 COMMENT ON COLUMN costs.cost_high IS 'Upper end of the 95 % interval';
@@ -126,7 +126,7 @@ COMMENT ON COLUMN frontier.quality_high IS 'Upper end of the 95 % interval';
 COMMENT ON COLUMN frontier.quality_n IS 'Observations';
 COMMENT ON COLUMN frontier.quality_unit IS 'Unit';
 COMMENT ON COLUMN frontier.quality_better IS 'lower or higher';
-COMMENT ON COLUMN frontier.cost_metric IS 'kv_bytes (device, host and bookkeeping, at the phase where they are most), kv_share, or a metric';
+COMMENT ON COLUMN frontier.cost_metric IS 'kv_bytes (all tiers and bookkeeping, at the phase where they are most), device_bytes (keys, values and bookkeeping on the device, and what decode steps bring there), kv_share and device_share (of the full cache), host_bytes, file_bytes (where any strategy has some), or a metric';
 COMMENT ON COLUMN frontier.cost IS 'Mean';
 COMMENT ON COLUMN frontier.cost_low IS 'Lower end of the 95 % interval';
 COMMENT ON COLUMN frontier.cost_high IS 'Upper end of the 95 % interval';
@@ -150,7 +150,7 @@ COMMENT ON COLUMN engines_frontier.workload_label IS 'Workload that the cost is 
 COMMENT ON COLUMN engines_frontier.batch_size IS 'Its batch';
 COMMENT ON COLUMN engines_frontier.context_tokens IS 'Its context';
 COMMENT ON COLUMN engines_frontier.output_tokens IS 'Its output length';
-COMMENT ON COLUMN engines_frontier.cost_metric IS 'kv_bytes (of that workload), or a metric of role cost';
+COMMENT ON COLUMN engines_frontier.cost_metric IS 'kv_bytes or those of one memory (of that workload), or a metric of role cost';
 COMMENT ON COLUMN engines_frontier.cost IS 'Mean';
 COMMENT ON COLUMN engines_frontier.cost_low IS 'Lower end of the 95 % interval';
 COMMENT ON COLUMN engines_frontier.cost_high IS 'Upper end of the 95 % interval';
@@ -211,6 +211,9 @@ COMMENT ON COLUMN history.measurements IS 'Raw values; unnest(measurements, recu
 
 COMMENT ON TABLE damaged_files IS 'Row files that could not be read; their cells count as planned';
 COMMENT ON COLUMN damaged_files.file IS 'File and what is wrong';
+
+COMMENT ON TABLE against IS 'Strategies that the campaign says the others are compared with, item by item; empty: the full cache';
+COMMENT ON COLUMN against.reference IS 'Label of a strategy, without its budget';
 
 COMMENT ON TABLE progress IS 'Each shard as this database was made: planned = the six statuses + in_flight + remaining';
 COMMENT ON COLUMN progress.shard IS 'The Snakemake job';

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.metrics import METRICS
+from kvfrontier.plan.against import stored_against
 from kvfrontier.plan.disk import read_cells
 from kvfrontier.store.columns import build_parameters
 from kvfrontier.store.files import explained
@@ -60,7 +61,7 @@ def build_database(campaign_dir: Path, published: Path | None = None, estimate: 
         try:
             with duckdb.connect(built) as connection:
                 connection.execute("SET enable_external_access = false")  # nothing in a row may name a file
-                fill(connection, plan, rows, damaged, progress)
+                fill(connection, plan, rows, damaged, progress, stored_against(campaign_dir))
                 made = (campaign_dir.name, made_at.replace(tzinfo=None), time.monotonic() - start_s, len(rows), *keys)
                 connection.execute("INSERT INTO build VALUES (?, ?, ?, ?, ?, ?, ?)", made)
                 connection.execute("CHECKPOINT")  # on a full disk closing would leave that out without a word
@@ -84,6 +85,7 @@ def fill(
     rows: pa.Table,
     damaged: list[str],
     progress: Iterable[ShardProgress] = (),
+    against: list[str] | None = None,
 ) -> None:
     """Create all tables, with their comments, in an empty database."""
     connection.execute("SET TimeZone = 'UTC'")
@@ -100,6 +102,8 @@ def fill(
     connection.execute("CREATE TABLE damaged_files AS FROM damaged_arrow")
     connection.register("progress_arrow", progress_table(progress))
     connection.execute("CREATE TABLE progress AS FROM progress_arrow")
+    connection.register("against_arrow", pa.table({"reference": pa.array(against or [], pa.string())}))
+    connection.execute("CREATE TABLE against AS FROM against_arrow")
     connection.execute(_t_quantile_macro())
     parameter_comments = build_parameters(connection)
     sql = files("kvfrontier.store")

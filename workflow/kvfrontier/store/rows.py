@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +43,7 @@ def as_table(row: Mapping[str, Any]) -> pa.Table:
 
 
 def _encode(row: Mapping[str, Any]) -> bytes:
-    buffer = io.BytesIO()
+    buffer = pa.BufferOutputStream()
     # One row: dictionaries, statistics and compression only cost time; parts have them.
     pq.write_table(
         as_table(row),
@@ -54,7 +53,7 @@ def _encode(row: Mapping[str, Any]) -> bytes:
         write_statistics=False,
         write_page_checksum=True,
     )
-    return buffer.getvalue()
+    return buffer.getvalue().to_pybytes()
 
 
 def loose_files(campaign_dir: Path) -> list[Path]:

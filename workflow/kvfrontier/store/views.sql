@@ -98,35 +98,45 @@ FROM (SELECT model, engine, engine_label, device, strategy, strategy_label, budg
         count(DISTINCT cell_id) AS cells, count(*) AS n, avg(value) AS mean, stddev_samp(value) AS sd
       FROM observations JOIN cells USING (cell_id) WHERE status = 'ok' GROUP BY ALL) o;
 
--- Bytes that the cache holds, all tiers, the strategy's own bookkeeping included, at the phase where they are most.
+-- Bytes that the cache holds, at the phase where they are most: in all tiers (`kv_bytes`) and in each of them. On the
+-- device lie keys and values, the strategy's bookkeeping, and at most what decode steps bring there of two layers, where
+-- that is measured (`fetch_device_bytes` is of one sequence). Not counted: the two layers of a whole tier in passing.
 -- Shares are of what the full cache's own cells of the workload hold; without such cells, of what they would hold.
 CREATE TEMP TABLE kv_costs AS
-SELECT * EXCLUDE (strategy, full_bytes),
-  kv_bytes / coalesce(max(kv_bytes) FILTER (strategy = 'full')
-    OVER (PARTITION BY model, engine_label, device, workload_label, source), full_bytes) AS kv_share
-FROM (SELECT model, engine_label, device, strategy, strategy_label, workload_label, source, batch_size, context_tokens,
-        output_tokens, sum(bytes) FILTER (metric <> 'kv_full_bytes') AS kv_bytes,
-        max(bytes) FILTER (metric = 'kv_full_bytes') AS full_bytes
-      FROM (SELECT model, engine_label, device, strategy, strategy_label, workload_label, source, batch_size,
-              context_tokens, output_tokens, metric, max(mean) AS bytes
-            FROM configurations
-            WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_disk_bytes', 'kv_aux_bytes', 'kv_full_bytes')
-            GROUP BY ALL)
-      GROUP BY ALL);
+WITH held AS (
+  SELECT model, engine_label, device, strategy, strategy_label, workload_label, source, batch_size, context_tokens,
+    output_tokens, metric, max(mean) AS bytes
+  FROM configurations
+  WHERE metric IN ('kv_device_bytes', 'kv_host_bytes', 'kv_disk_bytes', 'kv_aux_bytes', 'kv_full_bytes', 'fetch_device_bytes')
+  GROUP BY ALL
+), tiers AS (
+  SELECT * EXCLUDE (metric, bytes), sum(bytes) FILTER (metric NOT IN ('kv_full_bytes', 'fetch_device_bytes')) AS kv_bytes,
+    coalesce(sum(bytes) FILTER (metric = 'kv_host_bytes'), 0) AS host_bytes,
+    coalesce(sum(bytes) FILTER (metric = 'kv_disk_bytes'), 0) AS file_bytes,
+    coalesce(sum(bytes) FILTER (metric = 'fetch_device_bytes'), 0) AS fetched_bytes,
+    max(bytes) FILTER (metric = 'kv_full_bytes') AS full_bytes
+  FROM held GROUP BY ALL
+), shares AS (
+  SELECT *, kv_bytes - host_bytes - file_bytes + fetched_bytes * coalesce(batch_size, 1) AS device_bytes,
+    coalesce(max(kv_bytes) FILTER (strategy = 'full')
+      OVER (PARTITION BY model, engine_label, device, workload_label, source), full_bytes) AS whole
+  FROM tiers
+)
+SELECT * EXCLUDE (strategy, full_bytes, fetched_bytes, whole), kv_bytes / whole AS kv_share, device_bytes / whole AS device_share
+FROM shares WHERE kv_bytes IS NOT NULL;
 
 CREATE TABLE costs AS
-SELECT * EXCLUDE (kv_bytes, kv_share), 'kv_bytes' AS cost_metric, kv_bytes AS cost, NULL::DOUBLE AS cost_low,
-  NULL::DOUBLE AS cost_high, 'B' AS cost_unit, 'lower' AS cost_better
-FROM kv_costs WHERE kv_bytes IS NOT NULL
-UNION ALL
-SELECT * EXCLUDE (kv_bytes, kv_share), 'kv_share', kv_share, NULL, NULL, 'share of the full cache', 'lower'
-FROM kv_costs WHERE kv_share IS NOT NULL
+SELECT * EXCLUDE (cost_metric, cost), cost_metric, cost, NULL::DOUBLE AS cost_low, NULL::DOUBLE AS cost_high,
+  CASE WHEN ends_with(cost_metric, 'share') THEN 'share of the full cache' ELSE 'B' END AS cost_unit, 'lower' AS cost_better
+FROM (UNPIVOT kv_costs ON kv_bytes, kv_share, device_bytes, device_share, host_bytes, file_bytes
+      INTO NAME cost_metric VALUE cost)
+QUALIFY max(cost) OVER (PARTITION BY cost_metric) > 0 OR cost_metric NOT IN ('host_bytes', 'file_bytes')
 UNION ALL
 SELECT model, engine_label, device, strategy_label, workload_label, source, batch_size, context_tokens, output_tokens,
   metric, mean, ci_low, ci_high, unit, better
 FROM configurations JOIN metrics USING (metric) WHERE role = 'cost' AND phase IS NULL;
 
--- Quality of a configuration against its cost: KV bytes of the same cells, times of the speed cells of the same strategy.
+-- Quality of a configuration against its cost: KV bytes and shares of the same cells, times of the speed cells of the same strategy.
 CREATE TABLE frontier AS
 SELECT model, engine, engine_label, device, strategy, strategy_label, budget, workload, workload_label, context_tokens,
   quality_metric, quality, quality_low, quality_high, quality_n, quality_unit, quality_better,
@@ -146,7 +156,7 @@ FROM (
   FROM configurations q JOIN metrics ON metrics.metric = q.metric AND role = 'quality' AND q.phase IS NULL
   JOIN costs c ON c.model = q.model AND c.engine_label = q.engine_label AND c.device = q.device
     AND c.strategy_label = q.strategy_label
-    AND (c.workload_label = q.workload_label OR cost_metric NOT IN ('kv_bytes', 'kv_share'))
+    AND (c.workload_label = q.workload_label OR cost_metric IN (SELECT metric FROM metrics WHERE role = 'cost'))
 );
 
 -- The same over all engines that one campaign compares: qualities from an engine that measures some, costs of timed work
@@ -165,7 +175,7 @@ FROM (
     count(DISTINCT c.engine_label) OVER (PARTITION BY c.model, c.device, c.source) AS engines
   FROM configurations q JOIN metrics ON metrics.metric = q.metric AND role = 'quality' AND q.phase IS NULL
   JOIN costs c ON (c.model, c.device, c.source, c.strategy_label) = (q.model, q.device, q.source, q.strategy_label)
-    AND c.cost_metric <> 'kv_share'
+    AND NOT ends_with(c.cost_metric, '_share')
     AND c.workload_label IN (SELECT workload_label FROM costs WHERE cost_metric = 'output_tokens_per_s')
   WHERE c.engine_label = q.engine_label OR (q.strategy = 'full' AND NOT EXISTS (
     FROM configurations own JOIN metrics m ON m.metric = own.metric AND m.role = 'quality'

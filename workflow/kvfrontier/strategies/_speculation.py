@@ -84,6 +84,12 @@ class Speculation(Strategy):
                 f"full_layers {self.full_layers}: {spec.name} has {spec.layers} layers, none would choose"
             )
 
+    def exact(self) -> Literal["", "readings", "always"]:
+        """Decode steps choose; prefills and extensions attend to the whole pool, which may have a limit."""
+        if self.pool_limit != 1.0:
+            return ""
+        return "always" if self.budget == 1.0 else "readings"
+
     def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
         """Tokens in the pool."""
         return min(prompt_tokens + generated_tokens, self.pool_tokens(prompt_tokens))

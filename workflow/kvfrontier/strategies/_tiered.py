@@ -36,6 +36,10 @@ class Tiered(Strategy):
         Field(description="layer: the next layer is fetched while one computes; off: each waits for its own tokens"),
     ] = "layer"
 
+    def exact(self) -> Literal["", "readings", "always"]:
+        """Every token comes back as it was."""
+        return "always"
+
     def link(self) -> Link:
         """The link of a new batch."""
         raise TypeError(f"strategy '{self.name}' must define link()")

@@ -6,7 +6,7 @@ A strategy holds no state; what belongs to a sequence lives in the layer's cache
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvfrontier.parameters import settings
 
@@ -61,6 +61,11 @@ class Strategy:
     def most_attended(self, tokens: int, layer_idx: int = -1) -> int:
         """The most of `tokens` older ones that a decode step of that layer may attend to, per KV head."""
         return self.kept_tokens(tokens)
+
+    def exact(self) -> Literal["", "readings", "always"]:
+        """What attends to every token as the model made it, so that it answers as the full cache does: everything, or
+        prefills and extensions alone (what is asked without a decode step), or neither."""
+        return "" if self.acts else "always"
 
     def requires(self) -> frozenset[str]:
         """`needs`, for these settings."""

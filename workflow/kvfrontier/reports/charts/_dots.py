@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from kvfrontier.reports.style import (
     CONFIGURATION_SQL,
+    LABEL_LIMIT,
     PANEL_BREAK,
     PANEL_SQL,
     PLACE_SQL,
@@ -39,7 +40,7 @@ def metric_sql(metric: str) -> str:
 
 def dots(table: pa.Table, title: str) -> alt.FacetChart:
     """Rows as `metric_sql` returns them, from zero. Hollow dots are modelled, bars are 95 % intervals."""
-    y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=230))
+    y = alt.Y("configuration:N", title=None, sort=configurations(table), axis=alt.Axis(labelLimit=LABEL_LIMIT))
     base, colour = alt.Chart(), series_colour(table)
     axis = alt.Axis(tickCount=6, labelOverlap=True)
     x = alt.X("mean:Q", title=title, scale=alt.Scale(zero=True), axis=axis)

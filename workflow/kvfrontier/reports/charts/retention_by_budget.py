@@ -43,8 +43,8 @@ HAIR = 0.015
     order=80,
 )
 def retention_by_budget(table: pa.Table) -> alt.FacetChart:
-    """Facts answered right, all depths together, with 95 % Wilson intervals. The dashed line and its band are the full
-    cache."""
+    """Facts answered right, all depths together, with 95 % Wilson intervals; points of one budget stand side by side.
+    Dashed lines are strategies without a budget, the band is the full cache's interval."""
     table = _side_by_side(table)
     shares = sorted({share for share in table["share"].to_pylist() if share is not None})
     y = alt.Y("mean:Q", title="facts answered right", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
@@ -53,9 +53,9 @@ def retention_by_budget(table: pa.Table) -> alt.FacetChart:
     colour = series_colour(table)
     swept = alt.Chart().transform_filter("isValid(datum.share)")
     whole = alt.Chart().transform_filter("!isValid(datum.share) && isValid(datum.smallest)")
-    ends = {"x": alt.X("smallest:Q"), "x2": "largest:Q"}
-    band = whole.mark_rect(opacity=0.10).encode(**ends, y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
-    level = whole.mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(**ends, y=y, color=colour)
+    of_full = whole.transform_filter(f"datum.series == '{REFERENCE}'")
+    band = of_full.mark_rect(opacity=0.10).encode(y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
+    level = whole.mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(y=y, color=colour)
     lines = swept.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
     bars = swept.mark_rule(strokeWidth=1.5, opacity=0.55).encode(x=x, y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
     points = swept.mark_point(size=80, opacity=1, **point_fill(table)).encode(

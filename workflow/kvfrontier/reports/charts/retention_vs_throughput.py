@@ -6,7 +6,7 @@ import altair as alt
 import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
-from kvfrontier.reports.charts._scatter import quality_sql, scatter
+from kvfrontier.reports.charts._scatter import PADDING, quality_sql, scatter
 from kvfrontier.reports.style import PANEL_BREAK, context_sql
 
 SPEED = "format('speed at batch {}, {:,} + {:,} tokens', cost_batch_size, cost_context_tokens, cost_output_tokens)"
@@ -24,5 +24,5 @@ def retention_vs_throughput(table: pa.Table) -> alt.FacetChart:
     """Facts answered right, against output tokens a second of the same strategy's speed cells. Up and to the right is
     better. Bars are 95 % intervals in both directions."""
     y = alt.Y("quality:Q", title="facts answered right", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
-    x = alt.X("cost:Q", title="output tokens/s of the batch", scale=alt.Scale(zero=False, padding=24))
+    x = alt.X("shown_cost:Q", title="output tokens/s of the batch", scale=alt.Scale(zero=False, padding=PADDING))
     return scatter(table, x, y, more_costs=False)

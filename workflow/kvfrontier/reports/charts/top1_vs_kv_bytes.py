@@ -13,7 +13,7 @@ from kvfrontier.reports.style import context_sql
 @chart(
     "How often the next word stays the same, for how much memory",
     "Frontier",
-    sql=quality_sql("'top1_agreement'", "kv_bytes", context_sql("documents"), MIB),
+    sql=quality_sql("'top1_agreement'", "device_bytes", context_sql("documents"), MIB),
     missing="No cell of a fidelity workload is ok yet.",
     order=30,
 )
@@ -26,4 +26,4 @@ def top1_vs_kv_bytes(table: pa.Table) -> alt.FacetChart:
         axis=alt.Axis(format="%"),
         scale=alt.Scale(zero=False, domainMax=1),
     )
-    return scatter(table, log_axis("KV cache of one document (MiB)"), y)
+    return scatter(table, log_axis("KV cache of one document on the device (MiB)"), y)
