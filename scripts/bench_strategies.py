@@ -33,7 +33,9 @@ def runnable(session: TorchSession, names: list[str]) -> list[str]:
             strategy = STRATEGIES.get(name)()
             strategy.check(session.spec)
             ENGINES.get("torch")().check(strategy, session.spec)
-            session.open(strategy).prefill(prompts(1, SHORT))
+            sequences = session.open(strategy)
+            sequences.prefill(prompts(1, SHORT), reserve_tokens=1)
+            sequences.decode([5])
         except Unsupported as reason:
             print(f"# {name}: unsupported: {reason}", flush=True)
         else:
