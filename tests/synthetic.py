@@ -209,3 +209,18 @@ def _fidelity(cell: Cell, budget: float, draw: random.Random) -> Iterator[Measur
         yield Measurement("kl_divergence", distance, request=request)
         for turn in range(4):
             yield Measurement("top1_agreement", float(draw.random() > distance / 3), request=request, turn=turn)
+    yield from _task(cell, budget, random.Random(cell.cell_id))
+
+
+def _task(cell: Cell, budget: float, draw: random.Random) -> Iterator[Measurement]:
+    """What lm_eval would measure, in the cells of fidelity: both compare documents with the full cache."""
+    for request in range(12):
+        margin = draw.gauss(0.5, 1) * budget
+        yield Measurement("context_tokens", 24, request=request)
+        yield Measurement("acc", float(margin > 0), request=request)
+        yield Measurement("answer_margin", margin, request=request)
+        yield Measurement("margin_change", margin - 0.5, request=request)
+        yield Measurement("full_agreement", float(draw.random() < 0.5 + budget / 2), request=request)
+        if cell.strategy.name != "full":
+            yield Measurement("effective_budget", max(budget, 0.25), request=request)
+            yield Measurement("budget_bites", float(request > 0), request=request)

@@ -90,6 +90,19 @@ STORED_BYTES = _metric(
     "stored_bytes", "B", "lower", "Bytes copied to a slower memory in a prefill, or in a decode step on average"
 )
 KV_MASKED_BYTES = _metric("kv_masked_bytes", "B", "lower", "Bytes of held keys and values that attention has to skip")
+KV_WASTE_BYTES = _metric("kv_waste_bytes", "B", "lower", "Bytes of blocks in use that hold no token, by rounding up")
+KV_PEAK_BLOCKS = _metric(
+    "kv_peak_blocks", "blocks", "lower", "Most blocks of a paged cache in use in one step", nature="exact"
+)
+KV_TYPE_AGREEMENT = _metric(
+    "kv_type_agreement", "share", "higher", "Greedy tokens of a probe that a cache of another type leaves as they were"
+)
+PREEMPTIONS = _metric(
+    "preemptions", "count", "lower", "Times that a running request lost its blocks and was read again", nature="exact"
+)
+PREFIX_HIT_RATE = _metric(
+    "prefix_hit_rate", "share", "higher", "Prompt tokens found in a cache of earlier ones / all prompt tokens"
+)
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )
@@ -139,6 +152,43 @@ TOP1_AGREEMENT = _metric(
     "top1_agreement", "share", "higher", "Next-token argmax equals the full cache's", kind="proportion", role="quality"
 )
 NLL = _metric("nll", "nat", "lower", "Negative log-likelihood of the true next token under the strategy")
+
+ACC = _metric(
+    "acc", "share", "higher", "lm-eval's accuracy: the right answer has the largest log-likelihood",
+    kind="proportion", role="quality",
+)  # fmt: skip
+ACC_NORM = _metric(
+    "acc_norm", "share", "higher", "lm-eval's acc_norm: as acc, log-likelihoods divided by an answer's characters",
+    kind="proportion", role="quality",
+)  # fmt: skip
+EXACT_MATCH = _metric(
+    "exact_match", "share", "higher", "lm-eval's exact_match of a generated answer; phase: how it was read off",
+    kind="proportion", role="quality",
+)  # fmt: skip
+TASK_SCORE = _metric(
+    "task_score", "score", "neither", "Any other score that an lm-eval task gives a document; phase: its name",
+    nature="computed",
+)  # fmt: skip
+STANDARD_ERROR = _metric("standard_error", "share", "lower", "lm-eval's standard error of the score named by the phase")
+LOG_LIKELIHOOD = _metric("log_likelihood", "nat", "neither", "Of each possible answer (turn) of a document (request)")
+ANSWER_MARGIN = _metric(
+    "answer_margin", "nat", "higher", "Log-likelihood of the right answer minus that of the best wrong one",
+    role="quality",
+)  # fmt: skip
+FULL_AGREEMENT = _metric(
+    "full_agreement", "share", "higher", "The same answer as with the full cache", kind="proportion", role="quality"
+)
+MARGIN_CHANGE = _metric("margin_change", "nat", "higher", "answer_margin minus the full cache's of the same document")
+EVICTED_TOKENS = _metric(
+    "evicted_tokens", "tokens", "neither", "Tokens of a context that were gone when its question was asked, mean"
+)
+EFFECTIVE_BUDGET = _metric(
+    "effective_budget", "share", "neither", "Tokens still held when a context's question was asked / all of its tokens"
+)
+BUDGET_BITES = _metric(
+    "budget_bites", "share", "neither", "A context lost a token; 0: too short for the budget to change anything",
+    kind="proportion", nature="exact",
+)  # fmt: skip
 
 RETENTION_CORRECT = _metric(
     "retention_correct",

@@ -21,9 +21,9 @@ from tiny import tiny_llama
 from toy_tokenizer import toy_tokenizer
 torch.set_num_threads(1)
 
-def session(prefill, spare_mb):
+def session(prefill, spare_mb, **shape):
     limit = MemoryLimit(torch.device("cpu"), _status_bytes("VmRSS") / 1e9 + spare_mb / 1e3)
-    return TorchSession(tiny_llama(vocab=len(toy_tokenizer())), toy_tokenizer(), prefill, limit=limit)
+    return TorchSession(tiny_llama(vocab=len(toy_tokenizer()), **shape), toy_tokenizer(), prefill, limit=limit)
 """
 
 
@@ -65,3 +65,38 @@ for prefill in ("eager", "sdpa"):
     assert eager_found == 1
     assert 0 < eager < fused / 1.5
     assert (fused, fused_found) == (4096, 0)
+
+
+def test_what_was_freed_goes_back_to_the_system_before_the_next_search():
+    """The allocator keeps pieces of the size of a short prompt's tensors: they are no use to a large one."""
+    out = run("""
+held = session("sdpa", 1000)
+pieces = [torch.ones(25_000) for _ in range(2000)]
+del pieces[::2]
+del pieces
+before = _status_bytes("VmRSS")
+held.free_unused()
+print((before - _status_bytes("VmRSS")) // 10**6)
+""")
+    assert int(out[0]) > 30
+
+
+@pytest.mark.parametrize("strategy", ["offload", "infinigen(overlap=layer)"])
+def test_threads_of_a_link_and_of_its_kernels_are_there_before_memory_is_scarce(strategy):
+    """They would fail with another error than want of memory, or (OpenMP's) end the process."""
+    out = run(f"""
+from kvfrontier.cache.link import Link
+from kvfrontier.strategies._named import build
+torch.set_num_threads(2)
+held = session("sdpa", 400, layers=3)
+link = held.open(build({strategy!r})).cache.layers[0].link
+copies = torch.ones(1_000_000), torch.empty(1_000_000)
+resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + 2_000_000, resource.RLIM_INFINITY))
+link.fetch_async(*copies).wait()
+print(int(copies[1].sum()))
+try:
+    Link().submit(lambda: None, torch.device("cpu"))
+except Exception as error:
+    print(is_out_of_memory(error))
+""")
+    assert out == ["1000000", "True"]

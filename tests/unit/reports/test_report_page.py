@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pyarrow as pa
 import pytest
 from kvfrontier.reports.chart import charts, data_of
+from kvfrontier.reports.content import short_contexts
 from kvfrontier.reports.figures import _shortened, draw_all
 from kvfrontier.reports.page import script_json, write_report
 from kvfrontier.reports.style import MOST_CONFIGURATIONS, MOST_PANELS, MOST_POINTS, inline, readable
@@ -122,3 +123,9 @@ def test_points_on_the_frontier_are_kept_first():
     shown = readable(table)
     assert shown.num_rows == MOST_POINTS
     assert shown["on_frontier"].to_pylist()[-1]
+
+
+def test_the_page_tells_where_contexts_are_too_short_for_the_budget(connection):
+    table = short_contexts(connection)
+    assert {row[4] for row in table.rows} == {"h2o", "streaming_llm"}
+    assert {tuple(row[5:]) for row in table.rows} == {("0.1: 0.25, 0.3: 0.30, 0.5: 0.50", "8 %")}

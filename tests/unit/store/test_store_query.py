@@ -23,7 +23,7 @@ from kvfrontier.store.database import database_path
 from kvfrontier.store.query import QueryError, ask, open_database
 
 CHECKOUT = Path(__file__).parents[3]
-COOKBOOKS = (CHECKOUT / "README.md", CHECKOUT / "docs" / "sql.md")
+COOKBOOKS = (CHECKOUT / "README.md", CHECKOUT / "docs" / "sql.md", CHECKOUT / "docs" / "tasks.md")
 QUERIES = [query for page in COOKBOOKS for query in re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)]
 
 

@@ -36,6 +36,16 @@ class Uneven(Strategy):
             view.cache.keep(slots.minimum(counts[..., None] - 1), kept)
 
 
+@pytest.mark.parametrize("name", [n for n in STRATEGIES.names() if issubclass(STRATEGIES.get(n), Eviction)])
+def test_no_budget_is_refused_where_nothing_else_says_how_much_stays(name):
+    try:
+        strategy = STRATEGIES.get(name)(budget=None)
+    except ValidationError as error:
+        assert "budget" in str(error)
+    else:
+        assert 0 < strategy.kept_tokens(100) < 100
+
+
 def test_equal_scores_keep_the_older_token():
     strategy = Indifferent(budget=100)
     sequences = TorchSession(tiny_llama(layers=1)).open(strategy)

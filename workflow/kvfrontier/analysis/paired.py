@@ -18,11 +18,18 @@ from kvfrontier.analysis.labels import shorter
 from kvfrontier.analysis.resampling import mean_interval, needed, share_interval, sign_flips
 from kvfrontier.analysis.significance import holm
 from kvfrontier.errors import KVFrontierError, did_you_mean
-from kvfrontier.metrics import KL_DIVERGENCE, METRICS, RETENTION_CORRECT, RETENTION_MARGIN, TOP1_AGREEMENT
+from kvfrontier.metrics import (
+    FULL_AGREEMENT,
+    KL_DIVERGENCE,
+    METRICS,
+    RETENTION_CORRECT,
+    RETENTION_MARGIN,
+    TOP1_AGREEMENT,
+)
 
 ASKED_IN_A_READING = frozenset({RETENTION_CORRECT, RETENTION_MARGIN})
 """Forced choice: the question and the alternatives are read, no decode step is made."""
-TO_THE_FULL_CACHE = frozenset({KL_DIVERGENCE, TOP1_AGREEMENT})
+TO_THE_FULL_CACHE = frozenset({KL_DIVERGENCE, TOP1_AGREEMENT, FULL_AGREEMENT})
 """Metrics that are a distance from the full cache: it is not to be compared with again."""
 FULL = "full"
 ALPHA = 0.05

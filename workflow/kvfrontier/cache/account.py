@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvfrontier.cache.layer import LayerCache
+from kvfrontier.cache.link import Link
 from kvfrontier.metrics import (
     FETCHED_BYTES,
     KV_AUX_BYTES,
@@ -30,7 +31,7 @@ def bytes_by_metric(layers: Sequence[LayerCache]) -> dict[str, int]:
 
 def copied_bytes(layers: Sequence[LayerCache]) -> dict[str, int]:
     """Bytes that went over the layers' links so far; nothing without a link."""
-    links = {id(layer.link): layer.link for layer in layers if layer.link is not None}.values()
+    links = links_of(layers)
     if not links:
         return {}
     for link in links:
@@ -39,3 +40,8 @@ def copied_bytes(layers: Sequence[LayerCache]) -> dict[str, int]:
         FETCHED_BYTES: sum(link.fetched_bytes for link in links),
         STORED_BYTES: sum(link.stored_bytes for link in links),
     }
+
+
+def links_of(layers: Sequence[LayerCache]) -> list[Link]:
+    """What the layers' tokens are copied over, each once."""
+    return list({id(layer.link): layer.link for layer in layers if layer.link is not None}.values())

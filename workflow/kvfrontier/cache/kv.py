@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kvfrontier.cache.account import bytes_by_metric, copied_bytes
+from kvfrontier.cache.account import bytes_by_metric, copied_bytes, links_of
 from kvfrontier.cache.attention import attend_block, attend_decode
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.notes import RowNotes
@@ -220,6 +220,11 @@ class KVCache:
     def copied_bytes(self) -> dict[str, int]:
         """Bytes that went over the layers' links so far, by metric name; nothing without a link."""
         return copied_bytes(self.layers)
+
+    def start_links(self) -> None:
+        """Let the layers' links start their threads before memory is scarce."""
+        for link in links_of(self.layers):
+            link.start()
 
 
 def _group(queries: Tensor, keys: Tensor) -> int:

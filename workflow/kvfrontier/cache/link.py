@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from resource import RLIM_INFINITY, RLIMIT_DATA, getrlimit
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_GRAIN = 32_768  # elements of a copy that torch gives to one thread before it asks for another
 
 
 def host_empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -83,8 +86,18 @@ class Link:
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="link")
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-        self._last = Transfer(self._worker.submit(self._run, work, device, ready), device)
+        try:
+            self._last = Transfer(self._worker.submit(self._run, work, device, ready), device)
+        except RuntimeError as error:
+            if getrlimit(RLIMIT_DATA)[0] == RLIM_INFINITY:
+                raise
+            raise MemoryError(f"no memory for the thread of a link: {error}") from error
         return self._last
+
+    def start(self) -> None:
+        """Start the thread, and those that its kernels share the work with: OpenMP ends the process where it cannot."""
+        elements = _GRAIN * torch.get_num_threads()
+        self.submit(lambda: _copy(torch.zeros(elements), torch.empty(elements)), torch.device("cpu")).wait()
 
     def drain(self) -> None:
         """Wait for all that was submitted."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from kvfrontier.cache.interface import ATTENTION
 from kvfrontier.cache.rotary import Rotary
 from kvfrontier.engines._greedy import Readings, answer
-from kvfrontier.engines._memory import MemoryLimit
+from kvfrontier.engines._memory import MemoryLimit, give_back_heap
 from kvfrontier.engines._queries_ahead import QueriesAhead
 from kvfrontier.engines._torch_model import check_model, spec_of
 from kvfrontier.engines._torch_sequences import TorchSequences
@@ -52,8 +52,11 @@ class TorchSession(Session):
         strategy.check(self.spec)
         if "rotation" in strategy.requires():
             Rotary.of(self.model)
+        sequences = TorchSequences(self, strategy)
+        if self._limit.limit_bytes is not None:
+            sequences.cache.start_links()
         self._limit.renew()
-        return TorchSequences(self, strategy)
+        return sequences
 
     def queries_ahead(self, strategy: Strategy) -> QueriesAhead | None:
         """For strategies that require it; raises Unsupported where the model does not tell."""
@@ -89,6 +92,7 @@ class TorchSession(Session):
     def free_unused(self) -> None:
         """Give back what nothing refers to any more, as after an allocation that failed."""
         gc.collect()
+        give_back_heap()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -27,9 +27,9 @@ class Eviction(Strategy):
     n = tokens read by prefill and extensions (`budget_ref: prompt`), or all tokens so far (`total`).
     """
 
-    budget: Annotated[
-        Budget | None, Field(description="Kept share of the tokens in (0, 1], or a token count per KV head")
-    ] = 0.2
+    budget: Annotated[Budget, Field(description="Kept share of the tokens in (0, 1], or a token count per KV head")] = (
+        0.2
+    )
     budget_ref: Annotated[
         Literal["prompt", "total"], Field(description="What a share refers to: tokens read, or read and generated")
     ] = "prompt"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from kvfrontier.parameters import settings
+from pydantic import Field
+
+from kvfrontier.parameters import Budget, settings
 from kvfrontier.strategies._eviction import Eviction
 
 if TYPE_CHECKING:
@@ -14,11 +16,20 @@ if TYPE_CHECKING:
 
     from kvfrontier.cache.layer import LayerCache
     from kvfrontier.cache.view import LayerView
+    from kvfrontier.plan.model import ModelSpec
 
 
 @settings
 class Wrapped(Eviction):
     """A subclass defines `inner`. Everything here is as `inner` says; budget and its reference are this one's."""
+
+    budget: Annotated[
+        Budget | None,
+        Field(
+            description="Kept share of the tokens in (0, 1], or a token count per KV head; null: as the policy's own "
+            "parameters say, or its default"
+        ),
+    ] = 0.2
 
     @property
     def inner(self) -> Eviction:
@@ -45,6 +56,20 @@ class Wrapped(Eviction):
         """As inside."""
         return self.inner.even_heads
 
+    @property
+    def keeps_at_most(self) -> bool:
+        """As inside."""
+        return self.inner.keeps_at_most
+
+    @property
+    def storage_drops(self) -> bool:
+        """As inside."""
+        return self.inner.storage_drops
+
+    def check(self, spec: ModelSpec) -> None:
+        """As inside."""
+        self.inner.check(spec)
+
     def made_of(self) -> tuple[str, ...]:
         """The policy and its parts."""
         return self.inner.name, *self.inner.made_of()
@@ -60,6 +85,34 @@ class Wrapped(Eviction):
     def storage(self, layer_idx: int, layers: int) -> LayerCache:
         """As inside."""
         return self.inner.storage(layer_idx, layers)
+
+    def storages(self, layers: int) -> list[LayerCache]:
+        """As inside."""
+        return self.inner.storages(layers)
+
+    def memories(self, device_kind: str) -> dict[str, str]:
+        """As inside."""
+        return self.inner.memories(device_kind)
+
+    def kept_tokens(self, prompt_tokens: int, generated_tokens: int = 0) -> int:
+        """As inside."""
+        return self.inner.kept_tokens(prompt_tokens, generated_tokens)
+
+    def kept_by_layer(self, layers: int, prompt_tokens: int, generated_tokens: int = 0) -> list[int]:
+        """As inside."""
+        return self.inner.kept_by_layer(layers, prompt_tokens, generated_tokens)
+
+    def peak_tokens(self, prompt_tokens: int, generated_tokens: int) -> int:
+        """As inside."""
+        return self.inner.peak_tokens(prompt_tokens, generated_tokens)
+
+    def kv_bytes(self, spec: ModelSpec, element_bytes: int, prompt_tokens: int, generated_tokens: int = 0) -> int:
+        """As inside."""
+        return self.inner.kv_bytes(spec, element_bytes, prompt_tokens, generated_tokens)
+
+    def most_attended(self, tokens: int, layer_idx: int = -1) -> int:
+        """As inside."""
+        return self.inner.most_attended(tokens, layer_idx)
 
     def scores(self, view: LayerView) -> Tensor:
         """As inside."""
@@ -100,3 +153,15 @@ class Wrapped(Eviction):
     def observe(self, view: LayerView) -> None:
         """As inside."""
         self.inner.observe(view)
+
+    def after_chunk(self, view: LayerView) -> None:
+        """As inside."""
+        self.inner.after_chunk(view)
+
+    def after_prefill(self, view: LayerView) -> None:
+        """As inside."""
+        self.inner.after_prefill(view)
+
+    def after_decode(self, view: LayerView) -> None:
+        """As inside."""
+        self.inner.after_decode(view)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import ArgsKwargs
 
+from kvfrontier.parameters import Budget
 from kvfrontier.strategies import strategy
 from kvfrontier.strategies._accumulated import RowMean
 
@@ -28,6 +29,10 @@ class H2O(RowMean):
     Phases: prefill, decode. Needs: attention_mass.
     """
 
+    budget: Annotated[
+        Budget | None,
+        Field(description="Kept share of the tokens in (0, 1], or a token count per KV head; null with `heavy_ratio`"),
+    ] = 0.2
     heavy_ratio: Annotated[
         float | None,
         Field(gt=0, le=0.5, description="Instead of budget: r n heavy and r n recent tokens"),

@@ -95,6 +95,16 @@ class Stack(Strategy):
         """As `evict` says."""
         return self._policy.even_heads
 
+    @property
+    def keeps_at_most(self) -> bool:
+        """As `evict` says."""
+        return self._policy.keeps_at_most
+
+    @property
+    def storage_drops(self) -> bool:
+        """As `store` says."""
+        return self._form.storage_drops
+
     def check(self, spec: ModelSpec) -> None:
         """Raise Unsupported where single tokens would have to leave a group, or bytes follow from no formula."""
         for part in self._parts:
@@ -131,6 +141,10 @@ class Stack(Strategy):
         by_layer = self.kept_by_layer(spec.layers, prompt_tokens, generated_tokens)
         layer = replace(spec, layers=1)
         return sum(self._form.kv_bytes(layer, element_bytes, tokens) for tokens in by_layer)
+
+    def most_attended(self, tokens: int, layer_idx: int = -1) -> int:
+        """As `evict` says."""
+        return self._policy.most_attended(tokens, layer_idx)
 
     def requires(self) -> frozenset[str]:
         """What any part requires."""

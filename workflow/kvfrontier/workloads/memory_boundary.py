@@ -46,6 +46,7 @@ class MemoryBoundary(Workload):
         return needed_data(self.text)
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
+        session.free_unused()  # what the cells before left behind would count as used
         fits, fails, best = 0, None, None
         while (tokens := self.next_length(fits, fails)) is not None:
             generation = self._attempt(session, strategy, seed, tokens)

@@ -6,82 +6,18 @@ import altair as alt
 import pyarrow as pa
 
 from kvfrontier.reports.chart import chart
-from kvfrontier.reports.style import (
-    PANEL_BREAK,
-    PANEL_SQL,
-    REFERENCE,
-    context_sql,
-    in_panels,
-    point_fill,
-    series_colour,
-    series_names,
-    series_shape,
-)
-
-HAIR = 0.015
+from kvfrontier.reports.charts._by_budget import by_budget, by_budget_sql
+from kvfrontier.reports.style import context_sql
 
 
 @chart(
     "How retention falls with the budget",
     "Retention",
-    sql=f"""
-        WITH achieved AS (
-          SELECT model, engine_label, device, strategy_label, workload_label, source, mean AS achieved
-          FROM configurations WHERE metric = 'achieved_budget'
-        ), points AS (
-          SELECT *, CASE WHEN budget <= 1 THEN budget WHEN budget > 1 THEN achieved END AS share
-          FROM configurations
-          LEFT JOIN achieved USING (model, engine_label, device, strategy_label, workload_label, source)
-          WHERE metric IN ('retention_correct', 'retention_contained') AND phase IS NULL
-        )
-        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {context_sql("chats")} AS panel,
-          without_budget(strategy_label) AS series, strategy_label, source, share, n, mean, ci_low, ci_high,
-          min(share) OVER panels AS smallest, max(share) OVER panels AS largest
-        FROM points WINDOW panels AS (PARTITION BY model, engine_label, device, workload_label, source)
-        ORDER BY source, panel, series, share""",
+    sql=by_budget_sql("'retention_correct', 'retention_contained'", context_sql("chats")),
     missing="No cell of a retention workload is ok yet.",
     order=80,
 )
 def retention_by_budget(table: pa.Table) -> alt.FacetChart:
     """Facts answered right, all depths together, with 95 % Wilson intervals; points of one budget stand side by side.
     Dashed lines are strategies without a budget, the band is the full cache's interval."""
-    table = _side_by_side(table)
-    shares = sorted({share for share in table["share"].to_pylist() if share is not None})
-    y = alt.Y("mean:Q", title="facts answered right", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
-    axis = alt.Axis(values=shares, format="~g", labelOverlap=True)
-    x = alt.X("x:Q", title="budget (share of the KV cache)", axis=axis, scale=alt.Scale(zero=False, padding=20))
-    colour = series_colour(table)
-    swept = alt.Chart().transform_filter("isValid(datum.share)")
-    whole = alt.Chart().transform_filter("!isValid(datum.share) && isValid(datum.smallest)")
-    of_full = whole.transform_filter(f"datum.series == '{REFERENCE}'")
-    band = of_full.mark_rect(opacity=0.10).encode(y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
-    level = whole.mark_rule(strokeDash=[6, 4], strokeWidth=1.5).encode(y=y, color=colour)
-    lines = swept.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
-    bars = swept.mark_rule(strokeWidth=1.5, opacity=0.55).encode(x=x, y=alt.Y("ci_low:Q"), y2="ci_high:Q", color=colour)
-    points = swept.mark_point(size=80, opacity=1, **point_fill(table)).encode(
-        x=x,
-        y=y,
-        color=colour,
-        shape=series_shape(table),
-        tooltip=[
-            alt.Tooltip("strategy_label:N", title="strategy"),
-            alt.Tooltip("share:Q", title="budget", format="~g"),
-            alt.Tooltip("mean:Q", title="answered right", format=".1%"),
-            alt.Tooltip("ci_low:Q", title="interval from", format=".1%"),
-            alt.Tooltip("ci_high:Q", title="to", format=".1%"),
-            alt.Tooltip("n:Q", title="facts asked"),
-        ],
-    )
-    reference = [band, level] if REFERENCE in table["series"].to_pylist() else []
-    return in_panels(alt.layer(*reference, lines, bars, points), table)
-
-
-def _side_by_side(table: pa.Table) -> pa.Table:
-    """Add `x`: the budget, moved by a hair for each strategy so that intervals do not hide each other."""
-    names = [name for name in series_names(table) if name != REFERENCE] + [REFERENCE]
-    middle = (len(names) - 2) / 2
-    moved = [
-        None if share is None else share * (1 + HAIR * (names.index(name) - middle))
-        for name, share in zip(table["series"].to_pylist(), table["share"].to_pylist(), strict=True)
-    ]
-    return table.append_column("x", pa.array(moved, pa.float64()))
+    return by_budget(table, "facts answered right", "facts asked")
