@@ -199,7 +199,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, wrong):
 def test_the_packaged_model_finds_a_needle_and_does_not_without_it():
     loaded = ENGINES.get("torch")().load(packaged_model(), Device("cpu", "cpu"))
     settings = {"context_tokens": 256, "samples": 4, "controls": 4, "side_by_side": 4, "depths": (0.25,),
-                "answer_tokens": 8, "kind": "multi_key"}  # fmt: skip
+                "answer_tokens": 8}  # fmt: skip
     full = measure(loaded, FULL, **settings)
     assert average(full, "retention_contained", "depth=0.25") >= 0.75
     assert average(full, "control_no_context", "") == 0.0

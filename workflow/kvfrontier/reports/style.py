@@ -38,7 +38,7 @@ FONT = "DejaVu Sans, Verdana, sans-serif"
 def told_apart(shown: str, *axes: str) -> str:
     """SQL of a heading's line: `shown`, and below it the workload's whole label where several share these `axes`."""
     same = f"OVER (PARTITION BY {', '.join(axes)})"
-    differs = f"min(workload_label) {same} <> max(workload_label) {same}"
+    differs = f"min(workload_label) {same} <> max(workload_label) {same} AND {shown} IS NOT NULL"
     return (
         f"(coalesce({shown}, workload_label) || CASE WHEN {differs} THEN '{PANEL_BREAK}' || workload_label ELSE '' END)"
     )

@@ -57,9 +57,11 @@ def hide(
     Raises Unsupported where needles and template leave no room for a sentence between them.
     """
     before, after = render(tokenizer, (), f"{INTRODUCTION}\n\n{MARK}\n\n{hunt.question}").split(MARK)
-    opening = ids_of(tokenizer, before, first=True)
+    # White space goes with what follows it, as it does in one piece of text.
+    said, gap = before.rstrip(), before[len(before.rstrip()) :]
+    opening = ids_of(tokenizer, said, first=True)
     room = context_tokens - len(opening)
-    text = _fill(tokenizer, hidden, filler, room)
+    text = _fill(tokenizer, hidden, filler, room, gap)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = encoded.offset_mapping[: max(room, 0)]
     end = offsets[-1][1] if offsets else 0
@@ -78,12 +80,12 @@ def hide(
     )
 
 
-def _fill(tokenizer: Any, hidden: Sequence[tuple[float, Needle]], filler: Iterator[str], room: int) -> str:
-    """The needles in as few sentences as make `room` tokens or more."""
+def _fill(tokenizer: Any, hidden: Sequence[tuple[float, Needle]], filler: Iterator[str], room: int, gap: str) -> str:
+    """The needles in as few sentences as make `room` tokens or more, after `gap`."""
     sentences: list[str] = []
 
     def tokens(count: int) -> int:
-        return len(ids_of(tokenizer, _laid(hidden, sentences[:count])))
+        return len(ids_of(tokenizer, gap + _laid(hidden, sentences[:count])))
 
     while len(sentences) < FIRST_SENTENCES or tokens(len(sentences)) < room:
         more = list(islice(filler, max(FIRST_SENTENCES, len(sentences))))
@@ -91,7 +93,7 @@ def _fill(tokenizer: Any, hidden: Sequence[tuple[float, Needle]], filler: Iterat
             raise Unsupported(f"the texts end after {tokens(len(sentences))} of {room} tokens: use another `filler`")
         sentences += more
     count = bisect_left(range(1, len(sentences)), room, key=tokens) + 1
-    return _laid(hidden, sentences[:count])
+    return gap + _laid(hidden, sentences[:count])
 
 
 def _laid(hidden: Sequence[tuple[float, Needle]], sentences: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ def phase_sql(metrics: str, prefix: str, more: str = "''") -> str:
     metrics: quoted names, comma-separated. more: SQL of what a panel's heading ends with.
     """
     return f"""
-        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {context_sql("chats")} || {more} AS panel,
+        SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {context_sql("contexts")} || {more} AS panel,
           strategy_label, {CONFIGURATION_SQL} AS configuration, {PLACE_SQL} AS place,
           phase[{len(prefix) + 1}:]::DOUBLE AS setting, n, mean, ci_low, ci_high
         FROM configurations WHERE metric IN ({metrics}) AND starts_with(phase, '{prefix}')
