@@ -22,6 +22,7 @@ from kvfrontier.errors import Unsupported
 from kvfrontier.registry import ENGINES, STRATEGIES
 
 WARM_STEPS = 2
+SHORT = 64  # tokens to find out whether a strategy runs at all
 
 
 def runnable(session: TorchSession, names: list[str]) -> list[str]:
@@ -32,7 +33,7 @@ def runnable(session: TorchSession, names: list[str]) -> list[str]:
             strategy = STRATEGIES.get(name)()
             strategy.check(session.spec)
             ENGINES.get("torch")().check(strategy, session.spec)
-            session.open(strategy)
+            session.open(strategy).prefill(prompts(1, SHORT))
         except Unsupported as reason:
             print(f"# {name}: unsupported: {reason}", flush=True)
         else:

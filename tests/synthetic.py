@@ -199,6 +199,8 @@ def _retention(cell: Cell, budget: float, draw: random.Random) -> Iterator[Measu
                 survived = min(1.0, budget * (1.5 if cell.strategy.name == "h2o" and layer > 1 else 0.8))
                 survived = 1.0 if cell.strategy.name == "full" else survived
                 yield Measurement("fact_survival", survived, phase, request=request, layer=layer, head=head)
+    for phase, request in [(f"distance={turns}", number) for turns in (1, 8) for number in range(12)]:
+        yield Measurement("second_question_correct", float(draw.random() < chance), phase, request=request, turn=0)
 
 
 def _fidelity(cell: Cell, budget: float, draw: random.Random) -> Iterator[Measurement]:

@@ -90,6 +90,19 @@ STORED_BYTES = _metric(
     "stored_bytes", "B", "lower", "Bytes copied to a slower memory in a prefill, or in a decode step on average"
 )
 KV_MASKED_BYTES = _metric("kv_masked_bytes", "B", "lower", "Bytes of held keys and values that attention has to skip")
+KV_WASTE_BYTES = _metric("kv_waste_bytes", "B", "lower", "Bytes of blocks in use that hold no token, by rounding up")
+KV_PEAK_BLOCKS = _metric(
+    "kv_peak_blocks", "blocks", "lower", "Most blocks of a paged cache in use in one step", nature="exact"
+)
+KV_TYPE_AGREEMENT = _metric(
+    "kv_type_agreement", "share", "higher", "Greedy tokens of a probe that a cache of another type leaves as they were"
+)
+PREEMPTIONS = _metric(
+    "preemptions", "count", "lower", "Times that a running request lost its blocks and was read again", nature="exact"
+)
+PREFIX_HIT_RATE = _metric(
+    "prefix_hit_rate", "share", "higher", "Prompt tokens found in a cache of earlier ones / all prompt tokens"
+)
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )
@@ -195,9 +208,19 @@ RETENTION_MARGIN = _metric(
 RETENTION_CONTAINED = _metric(
     "retention_contained", "share", "higher", "Free-text answer contains the fact", kind="proportion", role="quality"
 )
+SECOND_QUESTION_CORRECT = _metric(
+    "second_question_correct",
+    "share",
+    "higher",
+    "A fact answered right after another one was asked for on the same cache",
+    kind="proportion",
+)
+SECOND_QUESTION_MARGIN = _metric(
+    "second_question_margin", "nat", "higher", "As retention_margin, after another fact was asked for on the same cache"
+)
 FACT_SURVIVAL = _metric("fact_survival", "share", "higher", "Share of the fact's tokens in the kept set")
 CONTROL_NO_CONTEXT = _metric(
-    "control_no_context", "share", "neither", "Forced choice correct with the question alone: chance", kind="proportion"
+    "control_no_context", "share", "neither", "Answered right with the question alone: chance", kind="proportion"
 )
 CONTROL_RECENT_ONLY = _metric(
     "control_recent_only", "share", "neither", "Forced choice correct from the last tokens alone", kind="proportion"

@@ -1,5 +1,7 @@
 """Whether an engine's environment is made decides whether its cells run; its versions count in their fingerprints."""
 
+import pickle
+import pickletools
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,17 @@ from kvfrontier.plan import environment as environments
 from kvfrontier.plan.disk import prepare
 from kvfrontier.plan.environment import PINS, Environment
 from kvfrontier.registry import WORKLOADS
+from kvfrontier.run.meeting import Meeting
+from kvfrontier.run.schedule import Died
+from kvfrontier.run.worker import Report, Task
 from kvfrontier.sources.environment import make
 from toy_project import planned_cells, with_axes
 
 SENTENCE = "environment 'fake' is missing: kvfrontier env make fake"
+PASSES = {"ray", "pyarrow", "pydantic", "pydantic-core", "pyyaml"}
+"""By Ray's own protocol, in files, or as settings."""
+OF_THEIR_OWN = {"vllm-cpu": {"numpy"}, "vllm-cuda": {"numpy", "torch"}}
+"""vLLM pins numba, which wants an older numpy, and the torch that it is built against. Neither passes: see below."""
 BOTH = with_axes(engine="[toy_engine, toy_elsewhere]")
 
 
@@ -51,8 +60,18 @@ def test_a_campaign_that_needs_it_throughout_is_refused_with_the_command(toys, f
 @pytest.mark.parametrize("name", [environment.name for environment in environments.environments()])
 def test_what_passes_between_a_driver_and_its_workers_is_pinned_alike(name):
     own, core = _pinned(PINS / f"{name}.txt"), _pinned(PINS / "core.txt")
-    for package in ("ray", "pyarrow", "pydantic", "pydantic-core", "numpy", "torch", "pyyaml"):
+    for package in {*PASSES, "numpy", "torch"} - OF_THEIR_OWN.get(name, set()):
         assert own[package] == core[package], f"{name}.txt pins another {package} than core.txt"
+
+
+def test_nothing_of_numpy_or_torch_passes_between_a_driver_and_its_workers(toys):
+    plan = toys.plan()
+    report = Report("error", "why", "run", "Error", 1.5, "after error", "", "Traceback ...")
+    meeting = Meeting(pid=1, host="here", lacks="")
+    passes = pickle.dumps([toys.project, Path("results"), Task(plan.cells[0], 1), report, meeting, Died("why"), 1])
+    words = {argument for _, argument, _ in pickletools.genops(passes) if isinstance(argument, str)}
+    assert "kvfrontier.run.worker" in words and "kvfrontier.plan.planned" in words
+    assert not {word for word in words if word.partition(".")[0] in ("numpy", "torch", "transformers")}
 
 
 def _pinned(path: Path) -> dict[str, str]:

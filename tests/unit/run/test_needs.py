@@ -6,6 +6,7 @@ import pytest
 from kvfrontier.plan.disk import prepare, read_shard
 from kvfrontier.plan.model import Model, ModelSpec
 from kvfrontier.plan.project import Project
+from kvfrontier.registry import ENGINES
 from kvfrontier.run import needs as needing
 from kvfrontier.run.estimate import Estimate
 from kvfrontier.run.needs import NOTHING, Needs, _weight_bytes, site_of
@@ -53,6 +54,12 @@ def test_a_cpu_job_asks_for_memory_for_weights_and_the_largest_cache_and_no_gpu(
     assert asked["mem_mb"] == pytest.approx(4000 + WEIGHTS_MB + KV_MB, abs=1)
     assert asked["cpus_per_task"] == 1 and asked["nodes"] == 1
     assert [asked[name] for name in ("gpu", "gpu_model", "mpi", "tasks", "constraint", "slurm_partition")] == [None] * 6
+
+
+def test_what_an_engine_reserves_is_asked_for_too(ask, monkeypatch):
+    asked = ask().resources()["mem_mb"]
+    monkeypatch.setattr(ENGINES.get("torch"), "host_bytes", lambda self, spec, device: spec.layers * 10**9)
+    assert ask().resources()["mem_mb"] == pytest.approx(asked + SHAPE["layers"] * 1000, abs=1)
 
 
 def test_a_gpu_job_asks_for_one_gpu_a_worker_of_the_devices_kind(ask):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from fake_environment import LIBRARY, VERSION, FakeEnvironment, write_wheel
+from fake_environment import LIBRARY, PACKAGES, VERSION, FakeEnvironment, write_wheel
 from kvfrontier.errors import KVFrontierError, Unavailable, Unsupported
 from kvfrontier.plan import environment as environments
 from kvfrontier.plan.environment import STAMP, Environment
@@ -48,6 +48,24 @@ def test_it_is_made_once_and_told_by_its_files(fake, monkeypatch, caplog):
     make(environment)  # nothing is run
     fake.pin(f"{LIBRARY}=={VERSION}", "# other pins")
     assert not environment.is_made, "other pins are another environment"
+
+
+def test_a_script_finishes_it_and_belongs_to_what_it_is_made_from(fake):
+    environment = Environment("fake")
+    before = environment.folder
+    script = 'pip uninstall --quiet --yes fakelib\npython -c \'import sys; open(sys.prefix + "/told", "w")\'\n'
+    write_wheel(fake.wheels, "lender", "1.0", {"lender.pth": f"{PACKAGES}\n"})
+    fake.pin(f"{LIBRARY}=={VERSION}", "lender==1.0")
+    (fake.pins / "fake.post-deploy.sh").write_text(script)
+    assert environment.folder != before
+    make(environment)
+    assert (environment.folder / "told").exists() and environment.version(LIBRARY) == "not installed"
+    assert environment.version("lender") == "1.0"
+
+    (fake.pins / "fake.post-deploy.sh").write_text("echo half a word >&2\nfalse\n")
+    with pytest.raises(Unavailable, match=r"could not be made. It said:[\s\S]*half a word"):
+        make(environment)
+    assert not environment.folder.exists()
 
 
 def test_where_it_is_missing_a_shell_starts_this_python_and_the_worker_says_so(fake):

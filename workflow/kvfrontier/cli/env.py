@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
+
 import click
+
+NVIDIA = Path("/proc/driver/nvidia")
 
 
 @click.group(name="env", invoke_without_command=True)
@@ -20,7 +25,7 @@ def command(ctx: click.Context) -> None:
 @command.command("make")
 @click.argument("name")
 def make_one(name: str) -> None:
-    """Make environment NAME, once."""
+    """Make environment NAME, once. Of an engine that has one for each kind of device, this machine's: `vllm`."""
     import logging
     import sys
 
@@ -32,6 +37,7 @@ def make_one(name: str) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler(sys.stderr))
     known = {environment.name: environment for environment in environments()}
+    name = this_machines(name, known)
     if name not in known:
         expected = f"one of {', '.join(known)}" if known else f"a file of pins in {PINS}"
         raise ConfigError([Problem("envs", "(name)", f"'{name}'", expected, did_you_mean(name, known))])
@@ -46,3 +52,9 @@ def list_all() -> None:
     for environment in environments():
         state = environment.folder if environment.is_made else f"not made: {environment.recipe}"
         click.echo(f"{environment.name}: {state}")
+
+
+def this_machines(name: str, known: Collection[str]) -> str:
+    """`vllm` as `vllm-cuda` where there is an NVIDIA driver, else `vllm-cpu`; every other name as it is."""
+    here = f"{name}-{'cuda' if NVIDIA.exists() else 'cpu'}"
+    return here if name not in known and here in known else name

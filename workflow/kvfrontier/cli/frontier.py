@@ -11,6 +11,7 @@ from kvfrontier.errors import printable
 
 if TYPE_CHECKING:
     from kvfrontier.analysis.frontier import Group
+    from kvfrontier.analysis.side_by_side import SideBySide
 
 COLUMNS, STRATEGY_CHARS = 100, 34
 
@@ -20,6 +21,7 @@ COLUMNS, STRATEGY_CHARS = 100, 34
 def command(campaign: str | None) -> None:
     """Strategies side by side: memory, retention, fidelity, speed, and which are not dominated."""
     from kvfrontier.analysis.frontier import compare, count_by_status
+    from kvfrontier.analysis.side_by_side import side_by_side
     from kvfrontier.cli._campaign import estimator, results_of
     from kvfrontier.store.live import open_current
 
@@ -29,8 +31,9 @@ def command(campaign: str | None) -> None:
         if line:
             click.echo(line, err=True)
         groups, counts = compare(current.connection), count_by_status(current.connection)
-    for group in groups:
-        click.echo(printable(render(group)) + "\n")
+        comparisons = side_by_side(current.connection)
+    for text in (*map(render, groups), *map(render_engines, comparisons)):
+        click.echo(printable(text) + "\n")
     total = sum(counts.values())
     click.echo(f"{folder.name}: {total} cells: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
     if set(counts) - {"ok"}:
@@ -64,4 +67,17 @@ def render(group: Group) -> str:
     for hint in found:
         lines.append(f"    {hint.constraint}: {hint.choice}")
         lines += wrap(hint.because, COLUMNS, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return "\n".join(lines)
+
+
+def render_engines(comparison: SideBySide) -> str:
+    """Configurations of several engines in one table; each quality with the engine that it was measured on."""
+    from kvfrontier.analysis.table import MARK
+    from kvfrontier.cli._table import text_table
+
+    lines = [comparison.title, *(f"  {purpose}: {text}" for purpose, text in comparison.settings)]
+    table = text_table(comparison.table.header, comparison.table.rows)
+    lines += [f"  {line}" for line in table.splitlines()]
+    if MARK in table:
+        lines.append("  * on the frontier of all engines: no other line is as good both in quality and in this column")
     return "\n".join(lines)

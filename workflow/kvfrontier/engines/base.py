@@ -42,11 +42,13 @@ class Generation:
 
     tokens: one list of output ids a request; token_times_s: the time of each of them.
     memory: `(metric, phase, bytes)` readings, metric a name in `metrics.py`, phase one of PHASES.
+    counted: `(metric, phase, value)` of what else the engine counts of a batch.
     """
 
     tokens: list[list[int]]
     token_times_s: list[list[float]]
     memory: list[tuple[str, str, float]] = field(default_factory=list)
+    counted: list[tuple[str, str, float]] = field(default_factory=list)
     kept_tokens: list[list[float]] = field(default_factory=list)  # [layer][kv_head], mean over the batch
     seen_tokens: float = 0.0  # mean over the batch: prompt + decoded tokens that entered the cache
     fetched: list[FetchLog] = field(default_factory=list)  # [layer], of strategies that fetch while decoding
@@ -139,8 +141,19 @@ class Engine(ABC):
     environment: ClassVar[str] = "core"
     """Whose Python runs it. Others than `core` are pinned in envs/NAME.txt and made by `kvfrontier env make NAME`."""
 
+    def environment_on(self, device: Device) -> str:
+        """`environment`; an engine may have one for each kind of device."""
+        return self.environment
+
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         """Raise Unsupported for what this engine cannot do; called when the plan is made."""
+
+    def check_device(self, device: Device) -> None:
+        """Raise Unsupported for settings that cannot run on that device; called when the plan is made."""
+
+    def host_bytes(self, spec: ModelSpec, device: Device) -> int:
+        """Host memory that it reserves for keys and values, whatever a cell needs: a cluster's job asks for it, too."""
+        return 0
 
     @abstractmethod
     def load(self, model: Model, device: Device) -> Session:

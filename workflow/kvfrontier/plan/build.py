@@ -12,6 +12,7 @@ from kvfrontier.plan.axes import SECTIONS
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.cell import Cell, Component
 from kvfrontier.plan.code import CodeBase
+from kvfrontier.plan.device import Device
 from kvfrontier.plan.environment import qualified
 from kvfrontier.plan.feasible import Feasibility
 from kvfrontier.plan.fingerprint import Fingerprints, fingerprint
@@ -32,13 +33,14 @@ def build_plan(project: Project, campaign: Campaign, code: CodeBase | None = Non
     feasibility.require_runnable(cells)
     shards = make_shards(cells, campaign.max_cells)
     engines, workloads = (_used(campaign, grid, section) for section in ("engine", "workload"))
+    devices = [campaign.devices[option.label] for option in _used(campaign, grid, "device")]
     return Plan(
         campaign=campaign.name,
         shards=tuple(shards),
         members={shard.name: members for shard, members in shards.items()},
         models=tuple(dict.fromkeys(option.label for option in _used(campaign, grid, "model"))),
         data=tuple(sorted({name for option in workloads for name in option.plugin.data()})),
-        packages=_packages(engines, workloads),
+        packages=_packages(engines, devices, workloads),
         notes=(*grid.notes, *feasibility.notes()),
         timeout_s=campaign.timeout_s,
         max_attempts=campaign.max_attempts,
@@ -75,7 +77,7 @@ def _planned_cells(
         if (e, s, w) not in parameters:
             named = {"engine": engine, "strategy": strategy, "workload": workload}
             parameters[e, s, w] = {name: option.parameters for name, option in named.items()}
-        reason = feasibility.judge(model, engine, workload, strategy)
+        reason = feasibility.judge(model, engine, campaign.devices[device], workload, strategy)
         yield PlannedCell(
             cell=build_cell(campaign.choices, combination),
             cell_id=cell_id,
@@ -104,11 +106,15 @@ def _cell_id(texts: list[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _packages(engines: list[Option], workloads: list[Option]) -> tuple[str, ...]:
+def _packages(engines: list[Option], devices: list[Device], workloads: list[Option]) -> tuple[str, ...]:
     """What `package_version` is to be asked for: each engine's environment has its own versions."""
-    places = {(engine.plugin.environment, package) for engine in engines for package in engine.plugin.packages}
-    environments = {engine.plugin.environment for engine in engines}
-    places |= {(where, package) for where in environments for option in workloads for package in option.plugin.packages}
+    of_workloads = {package for option in workloads for package in option.plugin.packages}
+    places = {
+        (engine.plugin.environment_on(device), package)
+        for engine in engines
+        for device in devices
+        for package in (*engine.plugin.packages, *of_workloads)
+    }
     return tuple(sorted(qualified(package, where) for where, package in places))
 
 

@@ -39,10 +39,15 @@ class Environment:
         return PINS / f"{self.name}.txt"
 
     @property
+    def finish(self) -> Path:
+        """A script that runs once all is installed, where there is one: what pins cannot say."""
+        return PINS / f"{self.name}.post-deploy.sh"
+
+    @property
     def digest(self) -> str:
-        """Of the pins, and of the Python that they are for."""
-        pins = self.pins.read_bytes() if self.pins.is_file() else b""
-        return hashlib.sha256(pins + sys.implementation.cache_tag.encode()).hexdigest()
+        """Of the pins, of what finishes it, and of the Python that they are for."""
+        made_from = b"".join(path.read_bytes() for path in (self.pins, self.finish) if path.is_file())
+        return hashlib.sha256(made_from + sys.implementation.cache_tag.encode()).hexdigest()
 
     @property
     def folder(self) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvfrontier.errors import ConfigError, Problem, Unsupported
 from kvfrontier.plan.campaign import Campaign
+from kvfrontier.plan.device import Device
 from kvfrontier.plan.document import Text, show
 from kvfrontier.plan.environment import NOT_INSTALLED, other, qualified
 from kvfrontier.plan.fingerprint import package_version
@@ -37,7 +38,7 @@ class Feasibility:
         self._kept: dict[tuple[int, int], str] = {}
         self._one_chunk: dict[tuple[int, int], str] = {}
 
-    def judge(self, model: str, engine: Option, workload: Option, strategy: Option) -> str:
+    def judge(self, model: str, engine: Option, device: Device, workload: Option, strategy: Option) -> str:
         """Why this cell cannot run, or an empty string. Counts the cells of each reason."""
         spec = self._campaign.models[model].spec
         questions: tuple[tuple[Option, tuple, Callable[[], None]], ...] = (
@@ -46,8 +47,13 @@ class Feasibility:
             (strategy, ("told", id(workload), id(strategy)), lambda: workload.plugin.check_strategy(strategy.plugin)),
             (strategy, (id(strategy), model), lambda: strategy.plugin.check(spec)),
             (strategy, (id(engine), id(strategy), model), lambda: engine.plugin.check(strategy.plugin, spec)),
-            (engine, (id(engine), "environment"), lambda: _check_environment(engine.plugin)),
-            (workload, ("packages", id(workload), id(engine)), lambda: _check_packages(engine.plugin, workload.plugin)),
+            (engine, (id(engine), device.name), lambda: engine.plugin.check_device(device)),
+            (engine, (id(engine), device.name, "environment"), lambda: _check_environment(engine.plugin, device)),
+            (
+                workload,
+                ("packages", id(workload), id(engine), device.name),
+                lambda: _check_packages(engine.plugin, workload.plugin, device),
+            ),
         )
         for option, key, question in questions:
             if key not in self._answers:
@@ -123,17 +129,18 @@ def _check_needs(engine, workload) -> None:
         )
 
 
-def _check_environment(engine) -> None:
-    if environment := other(engine.environment):
+def _check_environment(engine, device: Device) -> None:
+    if environment := other(engine.environment_on(device)):
         environment.require()
 
 
-def _check_packages(engine, workload) -> None:
+def _check_packages(engine, workload, device: Device) -> None:
     """An engine's environment has what the engine needs, and may lack what a workload does."""
+    environment = engine.environment_on(device)
     for package in workload.packages:
-        if package_version(qualified(package, engine.environment)) == NOT_INSTALLED:
+        if package_version(qualified(package, environment)) == NOT_INSTALLED:
             raise Unsupported(
-                f"workload {workload.name} needs {package}, which the environment '{engine.environment}' of engine "
+                f"workload {workload.name} needs {package}, which the environment '{environment}' of engine "
                 f"{engine.name} has not"
             )
 

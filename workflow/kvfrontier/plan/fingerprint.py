@@ -47,7 +47,7 @@ class Fingerprints:
         self, model: str, engine: Any, device: str, workload: Option, strategies: tuple[str, ...]
     ) -> dict[str, str]:
         campaign, code = self._campaign, self._code
-        modelled = engine.source == "model"
+        modelled, environment = engine.source == "model", engine.environment_on(campaign.devices[device])
         entry = campaign.models[model]
         parts = {
             # numbers of a cost model depend on the shape, measured ones on the weights
@@ -63,7 +63,7 @@ class Fingerprints:
         if names := workload.plugin.data():
             parts["data"] = content_hash({name: self._data(name, workload) for name in names}, 16)
         for package in sorted({*engine.packages, *workload.plugin.packages}):
-            parts[f"package:{package}"] = package_version(qualified(package, engine.environment))
+            parts[f"package:{package}"] = package_version(qualified(package, environment))
         return parts
 
     def _data(self, name: str, workload: Option) -> str:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from kvfrontier.analysis.choice import hints
 from kvfrontier.analysis.frontier import Group, compare, count_by_status
 from kvfrontier.analysis.paired_table import HOW_TO_READ
+from kvfrontier.analysis.side_by_side import side_by_side
 from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, tiers_table, title
 from kvfrontier.reports import content
 from kvfrontier.reports.charts.paired_difference import BEYOND_CHANCE
@@ -58,6 +59,7 @@ def _page(
         has_files=has_files,
         figures=figures,
         groups=compare(connection),
+        comparisons=side_by_side(connection),
         counts=count_by_status(connection),
         headline=content.headline(connection),
         paired=content.paired_tables(connection),

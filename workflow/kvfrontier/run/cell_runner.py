@@ -46,9 +46,9 @@ class Sessions:
         key = (cell.model, cell.engine, cell.device)
         if key != self._key:
             self.close()
-            require_here(engine.environment)
             model = load_models(self.project)[cell.model]
             device = load_devices(self.project)[cell.device]
+            require_here(engine.environment_on(device))
             self._session, self._key = engine.load(model, device), key
         return self._session
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvfrontier.plan.build import instantiate
+from kvfrontier.plan.catalog import load_devices
 from kvfrontier.plan.planned import PlannedCell
 from kvfrontier.plan.project import Project
 from kvfrontier.run.outcome import outcome_row
@@ -108,9 +109,11 @@ def _run(
     alone = [task for task, engine, _, workload in plugins if workload.exclusive and engine.source == "measured"]
     lonely = {task.planned.fingerprint for task in alone}
     shared = [task for task in tasks if task.planned.fingerprint not in lonely]
-    placement = place(shard.project, shard.cells[0].cell, plugins[0][1], workers, address)
+    first, engine = shard.cells[0].cell, plugins[0][1]
+    placement = place(shard.project, first, engine, workers, address)
     most = max(1, min(placement.workers, len(shared)))  # never more than cells
-    placement = replace(placement, workers=most, environment=plugins[0][1].environment)
+    python = engine.environment_on(load_devices(shard.project)[first.device])
+    placement = replace(placement, workers=most, environment=python)
 
     def stored(task: Task) -> str:
         return _status_of_row(shard.campaign_dir, task)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +31,9 @@ from kvfrontier.run.estimate import estimates
 from kvfrontier.run.placement import gpus_per_worker
 from kvfrontier.run.slurm_site import longest_minutes
 from kvfrontier.store.ledger import stored_rows
+
+if TYPE_CHECKING:
+    from kvfrontier.engines.base import Engine
 
 ELEMENT_BYTES = 4
 """Of a weight and of a KV element, on the safe side: float32."""
@@ -170,7 +173,9 @@ class Needs:
         is_cuda = is_measured and device.kind == "cuda"
         workers = self.index.workers or nodes
         here = math.ceil(workers / nodes)
-        each = WORKER_BYTES + is_cuda * CUDA_BYTES + (_bytes(models, cell.model, tokens) if is_measured else 0)
+        each = WORKER_BYTES + is_cuda * CUDA_BYTES
+        if is_measured:
+            each += _bytes(models, cell.model, tokens) + _reserved(models, engine, cell, device)
         runtime_s = None
         if seconds is not None:
             shared_s, alone_s = seconds
@@ -213,6 +218,14 @@ def _bytes(models: Models, name: str, tokens: int) -> float:
     spec = model.spec
     has_cache = None not in (spec.layers, spec.kv_heads, spec.head_dim)
     return _weight_bytes(model) + (tokens * spec.kv_bytes_per_token(ELEMENT_BYTES) if has_cache else 0)
+
+
+def _reserved(models: Models, engine: Engine, cell: Cell, device: Device) -> int:
+    """What the engine takes of the host's memory whatever a cell needs."""
+    try:
+        return engine.host_bytes(models[cell.model].spec, device)
+    except (KeyError, KVFrontierError):  # the job itself will say what is wrong with it
+        return 0
 
 
 def _weight_bytes(model: Model) -> float:

@@ -50,7 +50,11 @@ def machine_facts(root: Path) -> dict[str, str]:
 def driver_facts(project: Project, cell: Cell) -> dict[str, str]:
     """What stands in the row of a cell that no worker could write: of the driver's machine, and the cell's entries."""
     engine, _, workload = instantiate(cell)
-    packages = package_facts((*engine.packages, *workload.packages), engine.environment)
+    try:
+        environment = engine.environment_on(load_devices(project)[cell.device])
+    except (KVFrontierError, KeyError, OSError):  # a device that the catalog does not have: the cell fails of it
+        environment = engine.environment
+    packages = package_facts((*engine.packages, *workload.packages), environment)
     return {**machine_facts(project.root), **entry_facts(project, cell, workload.data()), **packages}
 
 

@@ -196,8 +196,9 @@ class Rerun:
         )
         facts = driver_facts(self.project, self.cell)
         engine, strategy, workload = self._options()
+        device = load_devices(self.inner)[self.cell.device]
         reason = Feasibility(SimpleNamespace(models=load_models(self.inner))).judge(
-            self.cell.model, engine, workload, strategy
+            self.cell.model, engine, device, workload, strategy
         )
         if reason:
             return outcome_row(planned, 1, "unsupported", reason=reason, phase="plan", provenance=facts)
@@ -214,7 +215,7 @@ class Rerun:
         alone.write_task(self.folder, planned)
         environment = {**os.environ, "KVFRONTIER_ROOT": str(self.folder)}
         environment.pop("KVFRONTIER_RESULTS", None)
-        own = other(self.plugins[0].environment)
+        own = other(self.plugins[0].environment_on(load_devices(self.inner)[self.cell.device]))
         environment |= own.variables() if own else {}
         if threads := getattr(self.plugins[0], "threads", None):
             environment["OMP_NUM_THREADS"] = str(threads)

@@ -53,6 +53,10 @@ def _install(environment: Environment) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "install", "-r", str(environment.pins)]
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile"]
     _told([*pip, *options], environment, variables)
+    if environment.finish.is_file():
+        places = (environment.python.parent, Path(sys.executable).parent, os.environ["PATH"])
+        pip_works_there = {"PATH": os.pathsep.join(map(str, places)), "PIP_PYTHON": str(environment.python)}
+        _told(["bash", str(environment.finish)], environment, {**variables, **pip_works_there})
 
 
 def _probe(environment: Environment) -> None:

@@ -159,6 +159,32 @@ FROM (
     AND (c.workload_label = q.workload_label OR cost_metric IN (SELECT metric FROM metrics WHERE role = 'cost'))
 );
 
+-- The same over all engines that one campaign compares: qualities from an engine that measures some, costs of timed work
+-- from each. An engine that answers whole batches alone (vLLM) has no quality of its own; its full cache says what ours says
+-- (a test holds their greedy tokens equal), so it stands at that quality, and the row names where both numbers are from.
+-- Not so where settings of the engine change what it says: then it does not keep all tokens, or its cache's type was probed.
+CREATE TABLE engines_frontier AS
+SELECT * EXCLUDE (engines), is_on_frontier(CASE quality_better WHEN 'lower' THEN -quality ELSE quality END,
+    CASE cost_better WHEN 'lower' THEN -cost ELSE cost END,
+    (model, device, source, quality_workload_label, quality_metric, cost_metric, workload_label)) AS on_frontier
+FROM (
+  SELECT c.model, c.engine_label, c.device, q.strategy, c.strategy_label, q.budget, c.workload_label, c.batch_size,
+    c.context_tokens, c.output_tokens, c.cost_metric, c.cost, c.cost_low, c.cost_high, c.cost_unit, c.cost_better,
+    q.engine_label AS quality_engine_label, q.workload_label AS quality_workload_label, q.metric AS quality_metric,
+    q.mean AS quality, q.ci_low AS quality_low, q.ci_high AS quality_high, metrics.better AS quality_better, c.source,
+    count(DISTINCT c.engine_label) OVER (PARTITION BY c.model, c.device, c.source) AS engines
+  FROM configurations q JOIN metrics ON metrics.metric = q.metric AND role = 'quality' AND q.phase IS NULL
+  JOIN costs c ON (c.model, c.device, c.source, c.strategy_label) = (q.model, q.device, q.source, q.strategy_label)
+    AND NOT ends_with(c.cost_metric, '_share')
+    AND c.workload_label IN (SELECT workload_label FROM costs WHERE cost_metric = 'output_tokens_per_s')
+  WHERE c.engine_label = q.engine_label OR (q.strategy = 'full' AND NOT EXISTS (
+    FROM configurations own JOIN metrics m ON m.metric = own.metric AND m.role = 'quality'
+    WHERE (own.model, own.engine_label, own.device, own.source) = (c.model, c.engine_label, c.device, c.source))
+    AND 1 = (SELECT min(CASE WHEN kept.mean < 1 THEN 0 ELSE 1 END) * bool_or(kept.metric = 'achieved_budget')::INT
+      FROM configurations kept WHERE kept.metric IN ('achieved_budget', 'kv_type_agreement') AND kept.strategy = 'full'
+        AND (kept.model, kept.engine_label, kept.device, kept.source) = (c.model, c.engine_label, c.device, c.source)))
+) WHERE engines > 1;
+
 -- May a retention figure be believed? The full cache must answer, the question alone must not, nor the last tokens alone.
 CREATE TABLE guard_rails AS
 WITH chances AS (

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvfrontier.errors import KVFrontierError
-from kvfrontier.metrics import ACHIEVED_BUDGET, KEPT_AGE_SHARE, KEPT_TOKENS, KV_FULL_BYTES, Measurement
+from kvfrontier.metrics import (
+    ACHIEVED_BUDGET,
+    FACT_SURVIVAL,
+    KEPT_AGE_SHARE,
+    KEPT_TOKENS,
+    KV_FULL_BYTES,
+    Measurement,
+)
 from kvfrontier.strategies import STRATEGIES
 from kvfrontier.workloads._fetched import fetch_measurements
 
@@ -85,6 +92,22 @@ class KVAccount:
 def kept_counts(sequences: Sequences) -> list[Tensor]:
     """Per layer, kept tokens [batch, kv_heads]."""
     return [(positions >= 0).sum(-1) for positions in sequences.kept_positions()]
+
+
+def fact_survival(
+    kept: Sequence[Tensor], row: int, fact: Sequence[int], phase: str, request: int, turn: int | None = None
+) -> Iterator[Measurement]:
+    """Share of a fact's tokens (`fact`: their positions) that each layer's heads still keep in a row.
+
+    kept: per layer [batch, kv_heads, slots] original positions.
+    """
+    import torch
+
+    wanted = torch.tensor(fact, device=kept[0].device)
+    for layer, positions in enumerate(kept):
+        shares = torch.isin(positions[row], wanted).sum(-1) / len(fact)
+        for head, share in enumerate(shares.tolist()):
+            yield Measurement(FACT_SURVIVAL, share, phase, request=request, turn=turn, layer=layer, head=head)
 
 
 def require_acted(

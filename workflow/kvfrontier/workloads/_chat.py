@@ -59,15 +59,13 @@ def encode(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> C
         raise Unsupported(
             "this model's chat template rewrites earlier turns, so a cache cannot be carried across turns"
         )
-    turns = [_ids(tokenizer, text, first=number == 0) for number, text in enumerate(texts[:-1])]
-    question = _ids(tokenizer, texts[-1])
+    turns = [ids_of(tokenizer, text, first=number == 0) for number, text in enumerate(texts[:-1])]
+    question = ids_of(tokenizer, texts[-1])
     before = sum(map(len, turns[: conversation.fact_turn]))
-    joint = "" if texts[-1][-1].isspace() else " "  # a chat's answer begins on a new line, a continued one goes on
-    answered = [f"{texts[-1]}{joint}{value}" for value in conversation.alternatives]
     return Chat(
         turns=turns,
         question=question,
-        alternatives=[_ids(tokenizer, text)[len(question) :] for text in answered],
+        alternatives=continuations(tokenizer, texts[-1], conversation.alternatives),
         value_positions=[before + place for place in _places(tokenizer, texts, conversation)],
         fact_turn=conversation.fact_turn,
         opening_tokens=_opening_tokens(tokenizer, texts[0]),
@@ -91,18 +89,27 @@ def render(tokenizer: Any, turns: Sequence[Turn], question: str | None = None) -
 
 def question_alone(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> list[int]:
     """The question with nothing before it: what a model guesses without the conversation."""
-    return _ids(tokenizer, _asked(tokenizer, (), conversation, answer_prefix), first=True)
+    return ids_of(tokenizer, _asked(tokenizer, (), conversation, answer_prefix), first=True)
 
 
 def _asked(tokenizer: Any, turns: Sequence[Turn], conversation: Conversation, answer_prefix: bool) -> str:
     """The turns, the question and, if wanted, the beginning of its answer."""
     text = render(tokenizer, turns, conversation.question)
-    if not answer_prefix:
-        return text
-    return f"{text}{'' if text[-1].isspace() else ' '}{conversation.answer}"
+    return text + joined(text, conversation.answer) if answer_prefix else text
 
 
-def _ids(tokenizer: Any, text: str, first: bool = False) -> list[int]:
+def joined(text: str, more: str) -> str:
+    """`more` as it follows `text`: a chat's answer begins on a new line, one that was begun goes on after a space."""
+    return more if text[-1].isspace() else f" {more}"
+
+
+def continuations(tokenizer: Any, text: str, values: Sequence[str]) -> list[list[int]]:
+    """Ids of each value as it follows `text`."""
+    before = len(ids_of(tokenizer, text))
+    return [ids_of(tokenizer, text + joined(text, value))[before:] for value in values]
+
+
+def ids_of(tokenizer: Any, text: str, first: bool = False) -> list[int]:
     """Ids of one piece; a beginning-of-text token only in front of the first, and not where the template writes it."""
     return tokenizer(text, add_special_tokens=first and tokenizer.chat_template is None).input_ids
 
@@ -141,7 +148,7 @@ class TurnCounter:
         self._counts: dict[Turn, int] = {}
         probe = ("a", "b")
         self._base = render(tokenizer, [probe])
-        self._opening = len(_ids(tokenizer, self._base, first=True)) - self._count(probe)
+        self._opening = len(ids_of(tokenizer, self._base, first=True)) - self._count(probe)
 
     def __call__(self, turns: Sequence[Turn]) -> int:
         """Tokens of the turns as a chat, with what the template puts first."""
@@ -150,5 +157,5 @@ class TurnCounter:
     def _count(self, turn: Turn) -> int:
         if turn not in self._counts:
             text = render(self._tokenizer, [("a", "b"), turn]).removeprefix(self._base)
-            self._counts[turn] = len(_ids(self._tokenizer, text))
+            self._counts[turn] = len(ids_of(self._tokenizer, text))
         return self._counts[turn]

@@ -6,12 +6,36 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvfrontier.strategies import STRATEGIES
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvfrontier.engines.base import Sequences
+    from kvfrontier.engines.base import Sequences, Session
 
 TokenIds = tuple[int, ...]
+
+
+def margins(
+    asked: Sequences, logits: Tensor, alternatives: Sequence[Sequence[Sequence[int]]], right: Sequence[int]
+) -> list[float]:
+    """Log-probability of each row's right alternative (`right`: its place) minus that of the best wrong one."""
+    scores = score_alternatives(asked, logits, alternatives)
+    return [
+        row[place] - max(score for at, score in enumerate(row) if at != place)
+        for row, place in zip(scores, right, strict=True)
+    ]
+
+
+def margins_of_full(
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    alternatives: Sequence[Sequence[Sequence[int]]],
+    right: Sequence[int],
+) -> list[float]:
+    """The same after prompts that the full cache reads: for controls, which no strategy has a part in."""
+    asked = session.open(STRATEGIES.get("full")())
+    return margins(asked, asked.prefill(prompts), alternatives, right)
 
 
 def score_alternatives(

@@ -33,6 +33,11 @@ class Conversation:
     alternatives: tuple[str, ...]  # the value among them
     distractors: tuple[str, ...]  # values of other people
 
+    @property
+    def right(self) -> int:
+        """The place of the value among the alternatives."""
+        return self.alternatives.index(self.value)
+
 
 def converse(
     number: int,
@@ -55,17 +60,17 @@ def converse(
     wrong = choose.sample([other for other in values if other != value], distractors)
     statements = [attribute.statement.format(person=name, value=said) for name, said in zip(others, wrong, strict=True)]
     fact = attribute.statement.format(person=person, value=value)
-    fixed = [_state(fact), *map(_state, statements)]
+    fixed = [state(fact), *map(state, statements)]
     talk: list[Turn] = []
-    for turn in _filler(choose, filler, f"{seed}-{number}"):
+    for turn in filler_turns(choose, filler, f"{seed}-{number}"):
         if not fits([*fixed, *talk, turn]):
             break
         talk.append(turn)
     turns = list(talk)
     for statement in statements:
-        turns.insert(choose.randint(0, len(turns)), _state(statement))
+        turns.insert(choose.randint(0, len(turns)), state(statement))
     position = round(depth * len(turns))
-    turns.insert(position, _state(fact))
+    turns.insert(position, state(fact))
     return Conversation(
         turns=tuple(turns),
         fact_turn=position,
@@ -78,11 +83,12 @@ def converse(
     )
 
 
-def _state(statement: str) -> Turn:
+def state(statement: str) -> Turn:
+    """The turn that tells a fact: asked to be remembered, and repeated in the answer."""
     return REQUEST.format(statement=statement), ACKNOWLEDGEMENT.format(statement=statement)
 
 
-def _filler(choose: random.Random, kind: Filler, key: str) -> Iterator[Turn]:
+def filler_turns(choose: random.Random, kind: Filler, key: str) -> Iterator[Turn]:
     """Endless turns: small talk in a random order, or passages of natural text."""
     if kind == "templated":
         return cycle(choose.sample(SMALL_TALK, len(SMALL_TALK)))

@@ -13,7 +13,6 @@ from kvfrontier.metrics import (
     CONTEXT_TOKENS,
     CONTROL_NO_CONTEXT,
     CONTROL_RECENT_ONLY,
-    FACT_SURVIVAL,
     RETENTION_CONTAINED,
     RETENTION_CORRECT,
     RETENTION_MARGIN,
@@ -21,11 +20,10 @@ from kvfrontier.metrics import (
 )
 from kvfrontier.parameters import Count, PositiveInt, Share
 from kvfrontier.sources.text import needed_data
-from kvfrontier.strategies import STRATEGIES
 from kvfrontier.workloads import workload
-from kvfrontier.workloads._account import KVAccount, kept_counts, require_acted
+from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
 from kvfrontier.workloads._chat import Chat, TurnCounter, encode, question_alone
-from kvfrontier.workloads._choice import contains_value, greedy_answers, score_alternatives
+from kvfrontier.workloads._choice import contains_value, greedy_answers, margins, margins_of_full
 from kvfrontier.workloads._conversation import Conversation, Filler, converse
 from kvfrontier.workloads.base import Workload, require_positions
 
@@ -156,8 +154,9 @@ class Retention(Workload):
         yield from (
             Measurement(CONTEXT_TOKENS, n, phase, request=item.number) for item, n in zip(batch, lengths, strict=True)
         )
+        positions = read.kept_positions()
         for row, item in enumerate(batch):
-            yield from _survival(read.kept_positions(), row, item, phase)
+            yield from fact_survival(positions, row, item.chat.value_positions, phase, item.number)
         asked = read.fork()
         logits = asked.extend([item.chat.question for item in batch])
         account.read("question", asked)
@@ -188,9 +187,7 @@ class Retention(Workload):
                 found = contains_value(answer, item.conversation.value, item.conversation.distractors)
                 yield Measurement(RETENTION_CONTAINED, float(found), phase, request=item.number, turn=_distance(item))
             return
-        scores = score_alternatives(asked, logits, [item.chat.alternatives for item in batch])
-        for item, row in zip(batch, scores, strict=True):
-            margin = _margin(item, row)
+        for item, margin in zip(batch, margins(asked, logits, *_choices(batch)), strict=True):
             yield Measurement(RETENTION_CORRECT, float(margin > 0), phase, request=item.number, turn=_distance(item))
             yield Measurement(RETENTION_MARGIN, margin, phase, request=item.number, turn=_distance(item))
 
@@ -211,37 +208,18 @@ class Retention(Workload):
                 item.chat.after_fact(most) + item.chat.question if item.chat.after_fact(most) else question
                 for item, question in zip(items, alone, strict=True)
             ]
-            found[CONTROL_NO_CONTEXT] = _choose(session, items, alone)
-            found[CONTROL_RECENT_ONLY] = _choose(session, items, recent)
-        for metric, correct in found.items():
-            for item, value in zip(items, correct, strict=True):
-                yield Measurement(metric, value, phase, request=item.number)
+            found[CONTROL_NO_CONTEXT] = margins_of_full(session, alone, *_choices(items))
+            found[CONTROL_RECENT_ONLY] = margins_of_full(session, recent, *_choices(items))
+        for metric, by_item in found.items():
+            for item, margin in zip(items, by_item, strict=True):
+                yield Measurement(metric, float(margin > 0), phase, request=item.number)
 
 
-def _choose(session: Session, items: Sequence[_Item], prompts: list[list[int]]) -> list[float]:
-    asked = session.open(STRATEGIES.get("full")())
-    logits = asked.prefill(prompts)
-    scores = score_alternatives(asked, logits, [item.chat.alternatives for item in items])
-    return [float(_margin(item, row) > 0) for item, row in zip(items, scores, strict=True)]
-
-
-def _margin(item: _Item, scores: Sequence[float]) -> float:
-    """Log-probability of the right value minus that of the best wrong one."""
-    right = item.conversation.alternatives.index(item.conversation.value)
-    return scores[right] - max(score for place, score in enumerate(scores) if place != right)
+def _choices(items: Sequence[_Item]) -> tuple[list[list[list[int]]], list[int]]:
+    """What may be answered to each item's question, and the place of what is right."""
+    return [item.chat.alternatives for item in items], [item.conversation.right for item in items]
 
 
 def _distance(item: _Item) -> int:
     """Turns between the fact's and the question's."""
     return len(item.conversation.turns) - 1 - item.conversation.fact_turn
-
-
-def _survival(kept: Sequence[Tensor], row: int, item: _Item, phase: str) -> Iterator[Measurement]:
-    """kept: per layer [batch, kv_heads, slots] original positions."""
-    import torch
-
-    wanted = torch.tensor(item.chat.value_positions, device=kept[0].device)
-    for layer, positions in enumerate(kept):
-        shares = torch.isin(positions[row], wanted).sum(-1) / len(wanted)
-        for head, share in enumerate(shares.tolist()):
-            yield Measurement(FACT_SURVIVAL, share, phase, request=item.number, layer=layer, head=head)

@@ -150,7 +150,8 @@ def _times(generation: Generation, repeat: int) -> Iterator[Measurement]:
     yield Measurement(DECODE_S, decode, repeat=repeat)
     yield Measurement(OUTPUT_TOKENS_PER_S, rate, repeat=repeat)
     yield Measurement(DECODE_TOKENS_PER_S, (produced - len(times)) / decode, repeat=repeat)
-    yield from (Measurement(metric, value, phase, repeat) for metric, phase, value in generation.memory)
+    for metric, phase, value in (*generation.memory, *generation.counted):
+        yield Measurement(metric, value, phase, repeat)
     if kv_bytes := peak_kv_bytes(generation.memory):
         yield Measurement(OUTPUT_TOKENS_PER_S_PER_GB, rate / (kv_bytes / 1e9), repeat=repeat)
 

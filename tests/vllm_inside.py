@@ -1,0 +1,144 @@
+"""Runs in an environment of vLLM, where there is no pytest: its engine on the packaged model; prints facts as JSON.
+
+The engines are made in turn, each a few seconds: what they say is judged by tests/integration/test_vllm_engine.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from kvfrontier.engines.base import Generation
+from kvfrontier.engines.vllm import VLLM
+from kvfrontier.errors import KVFrontierError
+from kvfrontier.models.loader import locate
+from kvfrontier.plan.catalog import load_devices, load_models
+from kvfrontier.plan.project import Project
+from kvfrontier.registry import STRATEGIES
+from vllm_shared import MARK, MODEL, OUTPUT_TOKENS, TIGHT, same_prompts
+
+FULL = STRATEGIES.get("full")()
+BLOCK = 32
+PROJECT = Project.find()
+MODEL_ENTRY, CPU = load_models(PROJECT)[MODEL], load_devices(PROJECT)["cpu"]
+Facts = dict[str, Any]
+
+
+@contextmanager
+def running(**settings: Any) -> Iterator[Any]:
+    """A session whose pool is small and whose blocks are short."""
+    session = VLLM(**{"kv_cache_memory_bytes": 2**28, "block_size": BLOCK, **settings}).load(MODEL_ENTRY, CPU)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def told(session: Any, generation: Generation) -> Facts:
+    """What one batch said, in words of JSON."""
+    return {
+        "tokens": generation.tokens,
+        "times": [[row[0], row[-1], len(row)] for row in generation.token_times_s],
+        "steps": session._watch.steps,
+        "counted": {metric: value for metric, _, value in generation.counted},
+        "memory": {f"{metric} {phase}": value for metric, phase, value in generation.memory},
+        "pool": session._watch.pool_blocks - 1,
+        "block_bytes": session._watch.block_bytes,
+        "kept": [generation.kept_tokens[0][0] if generation.kept_tokens else None, generation.seen_tokens],
+    }
+
+
+def batch(session: Any, prompts: Sequence[list[int]], output_tokens: int = OUTPUT_TOKENS) -> Facts:
+    return told(session, session.generate(FULL, prompts, output_tokens))
+
+
+def refusal(ask: Callable[[], Any]) -> str:
+    """What is said where something is refused; empty where it is not."""
+    try:
+        ask()
+    except KVFrontierError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def plain() -> Facts:
+    """Prompts of several lengths, more of them than run at once, the longer ones read in chunks."""
+    with running(max_num_seqs=8, max_num_batched_tokens=256) as session:
+        prompts = same_prompts(session.tokenizer)
+        return {"prompts": prompts, **batch(session, prompts)}
+
+
+def tight() -> Facts:
+    """Too few blocks for all that run."""
+    with running(**TIGHT) as session:
+        prompts = [prompt[:90] for prompt in same_prompts(session.tokenizer) if len(prompt) >= 90][:4]
+        return {"prompts": prompts, **batch(session, prompts, 40)}
+
+
+def prefixes() -> Facts:
+    """Equal beginnings, found or refused."""
+    with running(enable_prefix_caching=True) as session:
+        longest = max(same_prompts(session.tokenizer), key=len)
+        first, again = batch(session, [longest]), batch(session, [longest])
+        refused = refusal(lambda: batch(session, [longest, longest]))
+        session._settings = replace(session._settings, allow_prefix_hits=True)
+        batch(session, [longest])
+        return {"prompt": longest, "first": first, "again": again, "refused": refused,
+                "kept": batch(session, [longest])}  # fmt: skip
+
+
+def disk() -> Facts:
+    """Blocks written to disk, forgotten in the pool, and read again."""
+    with running(kv_connector="ExampleConnector", allow_prefix_hits=True) as session:
+        longest = max(same_prompts(session.tokenizer), key=len)
+        cold = batch(session, [longest])
+        session._engine.reset_prefix_cache()
+        warm, folder = batch(session, [longest]), session._disk.folder
+    return {"prompt": longest, "cold": cold, "warm": warm, "is_left": folder.exists()}
+
+
+def windows() -> Facts:
+    """A window that is wider than everything, and one that is not."""
+    found = {}
+    for window in (4096, 64):
+        with running(sliding_window=window) as session:
+            longest = max(same_prompts(session.tokenizer), key=len)
+            found[str(window)] = batch(session, [longest])
+    return found
+
+
+def types() -> Facts:
+    """A type that starts and writes garbage; one that may run here."""
+    from kvfrontier.engines._vllm_probe import agreement, believed
+
+    folder, half = locate(MODEL_ENTRY), VLLM(kv_cache_dtype="float16")
+    found = {"garbage": refusal(lambda: believed(half, MODEL_ENTRY, CPU, folder))}
+    eighth = VLLM(kv_cache_dtype="fp8")
+    found["unable"] = refusal(lambda: eighth.check_device(CPU))
+    if not found["unable"]:
+        found["fp8"] = agreement(eighth, MODEL_ENTRY, CPU, folder)
+    return found
+
+
+def main() -> None:
+    with running() as session:
+        steps = refusal(lambda: session.open(FULL))
+        evicting = refusal(lambda: session.generate(STRATEGIES.get("streaming_llm")(), [[1, 2, 3]], 2))
+        too_long = refusal(lambda: session.generate(FULL, [[1] * 6000], 2))
+    tell("refusals", {"steps": steps, "evicting": evicting, "too_long": too_long})
+    for ask in (plain, tight, prefixes, disk, windows, types):  # the last one may well end the process
+        tell(ask.__name__, ask())
+
+
+def tell(name: str, facts: Facts) -> None:
+    """One line, whole or not at all."""
+    sys.stdout.write(f"{MARK}{json.dumps([name, facts])}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""What vLLM is asked in its environment, and the engine torch in ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvfrontier.sources.text import exact_prompts
+
+MODEL = "smollm2-135m"
+MARK = "fact: "
+"""In front of a line of JSON: libraries write to the same output."""
+ROWS, OUTPUT_TOKENS = 20, 16
+LENGTHS = (24, 40, 64, 90, 130)
+TIGHT = {"num_gpu_blocks_override": 12, "max_model_len": 256, "max_num_seqs": 16}
+
+
+def same_prompts(tokenizer: Any) -> list[list[int]]:
+    """20 natural texts of 24 to 130 tokens."""
+    texts = exact_prompts(tokenizer, "natural", ROWS, max(LENGTHS), seed=0)
+    return [text[: LENGTHS[row % len(LENGTHS)]] for row, text in enumerate(texts)]
