@@ -17,6 +17,7 @@ from kvfrontier.workloads import _lm_eval_tasks as lm_eval_tasks
 from kvfrontier.workloads._scoring import Question, batches
 from packaged_model import packaged_model
 from tiny import tiny_llama
+from torch_strategies import TORCH_STRATEGIES
 from toy_tokenizer import VOCAB, toy_tokenizer
 
 FULL = STRATEGIES.get("full")()
@@ -163,10 +164,10 @@ def test_documents_are_a_random_choice_that_only_the_seed_decides():
 
 
 def test_a_task_that_the_wheel_lacks_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match=r"no task 'hellaswg'. Did you mean 'hellaswag'.*documents_from: hub"):
+    with pytest.raises(ValueError, match=r"'hellaswg' it has not. Did you mean 'hellaswag'.*documents_from: hub"):
         WORKLOADS.get("lm_eval")(task="hellaswg")
     assert WORKLOADS.get("lm_eval")(task="hellaswg", documents_from="hub").data() == ()
-    with pytest.raises(ValueError, match="lm_eval needs a task: hellaswag, boolq, piqa"):
+    with pytest.raises(ValueError, match="a task: hellaswag, boolq, piqa"):
         WORKLOADS.get("lm_eval")()
 
 
@@ -325,6 +326,17 @@ def test_contexts_of_unlike_length_are_not_read_together():
 def test_nothing_is_truncated():
     with pytest.raises(Unsupported, match=r"a document has .* tokens, fake 24 positions"):
         measure(session(max_positions=24), FULL)
+
+
+@pytest.mark.parametrize("name", TORCH_STRATEGIES)
+def test_every_strategy_is_asked_by_one_of_the_protocols(name):
+    """What it keeps is checked against its formula on the way."""
+    strategy = STRATEGIES.get(name)()
+    protocol = "one_pass" if "whole_sequence" in strategy.requires() else "compressed"
+    shared = TorchSession(tiny_llama(layers=3, vocab=VOCAB), toy_tokenizer())
+    found = measure(shared, strategy, documents=2, protocol=protocol, side_by_side=2)
+    assert len(found["log_likelihood"]) == 4 and all(value < 0 for value in values(found, "log_likelihood"))
+    assert ("kept_tokens" in found) == (protocol == "compressed")
 
 
 @pytest.mark.model

