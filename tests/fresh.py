@@ -82,8 +82,8 @@ def _inline_pool(placement, project, campaign_dir):
         def stop(self, worker):
             self._events = [event for event in self._events if event[0] != worker]
 
-        def submit(self, worker, task, concurrent_cells):
-            self._events.append((worker, self._worker.run(task, concurrent_cells)))
+        def submit(self, worker, tasks, concurrent_cells):
+            self._events.append((worker, self._worker.run_bundle(tasks, concurrent_cells)))
 
         def wait(self, timeout_s):
             events, self._events = self._events, []
