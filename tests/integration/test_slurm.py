@@ -152,7 +152,9 @@ def two_campaigns_at_once_of_which_one_has_a_failing_cell(space: SlurmSpace) -> 
     command = re.search(r"log: (kvfrontier log .+)", run.stdout)[1]
     text = space.run(*command.split()).stdout
     assert "raise error" in text
-    assert f"Slurm job {partitions['gpu']} on node" in text
+    assert re.search(rf"^Slurm job +{partitions['gpu']}$", text, re.MULTILINE)
+    log = re.search(r"^log +(.+)$", text, re.MULTILINE)[1]
+    assert f"Slurm job {partitions['gpu']} on node" in Path(log).read_text()
 
 
 def a_job_that_meets_its_time_limit(space: SlurmSpace) -> None:
