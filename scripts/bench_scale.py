@@ -21,9 +21,7 @@ from pathlib import Path
 
 import yaml
 from bench_workflow import CHECKOUT, DEVICE, PR_SET_CHILD_SUBREAPER, SHAPE, Cost, cost_of
-from kvfrontier.plan.disk import read_index
-from kvfrontier.store.ledger import ledger_file
-from kvfrontier.store.rows import loose_files
+from kvfrontier.store.newest import Newest
 from kvfrontier.units import format_seconds
 
 PLUGINS = CHECKOUT / "tests" / "plugins"
@@ -42,6 +40,7 @@ class Campaign:
     def __init__(self, root: Path, cells: int, cells_in_shard: int = CELLS_IN_SHARD):
         self.root, self.cells = root, cells
         self.results = root / "results" / "bench"
+        self._newest = Newest(self.results)
         self._in_shard = cells_in_shard
         self._write("models.yaml", {name: {"shape": SHAPE} for name in ("toy-a", "toy-b")})
         self._write("devices.yaml", {"fake": DEVICE})
@@ -111,10 +110,7 @@ class Campaign:
             say(f"{done:,} of {self.cells:,} cells after {format_seconds(took_s)}{left}")
 
     def _done(self) -> int:
-        """Cells of finished shards, and those of the present one that are not folded yet."""
-        shards = read_index(self.results).shards
-        folded = sum(shard.cells for shard in shards if ledger_file(self.results, shard.name).exists())
-        return min(self.cells, folded + len(loose_files(self.results)))
+        return len(self._newest.read())
 
     def _run(self, command: list[str]) -> tuple[Cost, str]:
         command = ["env", f"PYTHONPATH={self._path}", *command]

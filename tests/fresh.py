@@ -64,7 +64,7 @@ def _run() -> None:
             measure([files.campaign, shard.name], standalone_mode=False)
 
 
-def _inline_pool(placement, project, campaign_dir):
+def _inline_pool(placement, project, campaign_dir, group):
     from kvfrontier.run.schedule import Up
     from kvfrontier.run.worker import EngineWorker
 
@@ -74,7 +74,7 @@ def _inline_pool(placement, project, campaign_dir):
         def __init__(self):
             self.placement = placement
             self._events = []
-            self._worker = EngineWorker(project, campaign_dir)
+            self._worker = EngineWorker(project, campaign_dir, group)
 
         def start(self, worker):
             self._events.append((worker, Up("here")))

@@ -55,7 +55,7 @@ class TinyProject:
         return self.project.campaign_dir("trial")
 
     def worker(self) -> EngineWorker:
-        return EngineWorker(self.project, self.results)
+        return EngineWorker(self.project, self.results, "abcdef01")
 
     def run(self, worker: EngineWorker, cell: PlannedCell) -> tuple[Report, dict[str, Any]]:
         """Run a cell; what the driver is told, and the stored row with its maps as dicts."""

@@ -63,7 +63,7 @@ def a_pool(ray, placement=ONE_GPU):
         on_this_machine=False, options={"scheduling_strategy": "SPREAD"}, mark_for_workers=lambda: None,
         check=lambda: None,
     )  # fmt: skip
-    return RayPool(ray, home, placement, SimpleNamespace(root=Path("/")), Path("/"))
+    return RayPool(ray, home, placement, SimpleNamespace(root=Path("/")), Path("/"), "abcdef01")
 
 
 def started(answer, **more):

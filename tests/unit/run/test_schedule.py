@@ -59,15 +59,13 @@ class ScriptedPool:
     def _answer(self, tasks):
         """Of the whole bundle, as `EngineWorker.run_bundle` gives it."""
         reports = []
-        for name in [task.planned.fingerprint for task in tasks if task.planned.fingerprint not in self.stored]:
+        for name in [task.planned.fingerprint for task in tasks]:
             script = self.answers.get(name, [])
             answer = script.pop(0) if script else Report("ok")
             if answer is None:
                 script.insert(0, None)
             if not isinstance(answer, Report):
                 return answer
-            if len(tasks) > 1:
-                self.stored.add(name)
             reports.append(answer._replace(wall_s=self.wall_s))
             if answer.recycle or answer.fatal:
                 break
@@ -228,16 +226,21 @@ def test_quick_cells_are_handed_out_together_slow_ones_and_timed_ones_one_by_one
     assert {len(bundle) for bundle in slow.bundles} == {1}
 
 
-def test_of_a_bundle_that_kills_its_worker_stored_cells_count_and_the_others_run_alone():
+def test_of_a_bundle_that_kills_its_worker_each_cell_runs_again_alone():
     pool = quick_pool(c7=[Died("x")] * 3)
     kept, done = run(pool, shared=NAMES, workers=1)
     assert kept == [("c7", "error", "WorkerDied")], "once in company, which proves nothing, and twice alone"
     assert sorted(done) == sorted((name, "error" if name == "c7" else "ok") for name in NAMES)
     fatal = next(bundle for bundle in pool.bundles if len(bundle) > 1 and "c7" in bundle)
-    after = fatal[fatal.index("c7") :]
-    assert len(after) > 1 and all([name] in pool.bundles for name in after)
-    before = fatal[: fatal.index("c7")]
-    assert before and all(name in pool.stored and [name] not in pool.bundles for name in before)
+    assert len(fatal) > 2 and all([name] in pool.bundles for name in fatal), "none of them had its row stored"
+
+
+def test_a_row_that_a_lost_worker_had_stored_counts():
+    pool = ScriptedPool(c7=[Died("x")])
+    pool.stored.add("c7")
+    kept, done = run(pool, shared=NAMES, workers=1)
+    assert kept == [] and sorted(done) == sorted((name, "ok") for name in NAMES)
+    assert [name for name, _ in pool.ran].count("c7") == 1
 
 
 def test_of_a_bundle_that_hangs_only_the_cell_that_hangs_is_a_timeout():

@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     """Run the cell as an engine worker of a campaign does."""
     task = json.loads((folder / TASK).read_text(encoding="utf-8"))
     planned = PlannedCell(**{**task, "cell": Cell.from_dict(task["cell"])}, parameters={})
-    report = EngineWorker(Project.find(), folder / "row").run(Task(planned, 1), 1)
+    report = EngineWorker(Project.find(), folder / "row", "alone").run(Task(planned, 1), 1)
     if report.fatal:
         sys.exit(report.fatal)
 

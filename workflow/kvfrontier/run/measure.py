@@ -136,7 +136,7 @@ def _run(
         progress.add(report.status)
 
     progress.show()
-    with ray_pool(placement, shard.project, shard.campaign_dir) as pool:
+    with ray_pool(placement, shard.project, shard.campaign_dir, group_of(shard.name)) as pool:
         workers = pool.placement.workers
         schedule = Schedule(pool, workers, limits.timeout_s, keep, done, progress.tick, stored)
         beating.in_flight = schedule.in_flight

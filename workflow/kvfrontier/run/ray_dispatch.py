@@ -74,6 +74,7 @@ class RayPool:
     placement: Placement
     project: Project
     campaign_dir: Path
+    group: str
     stop_if_asked: Callable[[], None] = lambda: None
     _sign: Path | None = None
     _actors: dict[int, Any] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class RayPool:
             **self.home.options,
             **self._own_python(),
         )
-        self._actors[worker] = actor = actor_class.remote(self.project, self.campaign_dir)
+        self._actors[worker] = actor = actor_class.remote(self.project, self.campaign_dir, self.group)
         self._meetings[actor.__ray_call__.remote(meet, self._sign, self.project.root)] = worker
 
     def _own_python(self) -> dict[str, Any]:
@@ -192,7 +193,7 @@ class RayPool:
 
 
 @contextlib.contextmanager
-def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iterator[RayPool]:
+def ray_pool(placement: Placement, project: Project, campaign_dir: Path, group: str) -> Iterator[RayPool]:
     """Start Ray (or join the cluster at `placement.address`), and leave no process and no file of it behind."""
     os.environ["OMP_NUM_THREADS"] = str(placement.threads)  # otherwise Ray picks one
     settings = ray_cluster(placement, campaign_dir) if placement.address else private_ray(placement)
@@ -205,7 +206,7 @@ def ray_pool(placement: Placement, project: Project, campaign_dir: Path) -> Iter
             placement = home.connect(ray)
             insist_on_handlers()  # Ray has put its own in place
             stop_if_asked()
-            yield RayPool(ray, home, placement, project, campaign_dir, stop_if_asked)
+            yield RayPool(ray, home, placement, project, campaign_dir, group, stop_if_asked)
             end = "done"
         except Stopped:
             end = "stopped"

@@ -217,17 +217,14 @@ class Schedule:
         self._write(task, status, f"the worker died twice while running this cell: {death}", name, "run")
 
     def _alone(self, tasks: Sequence[Task]) -> Task | None:
-        """The one cell that a worker was lost with; those of a bundle are put back."""
-        left = []
-        for task in tasks:
-            if status := self.stored(task):
-                self.done(task, Report(status))
-            else:
-                left.append(task)
-        if len(tasks) == 1 and left:
-            return left[0]
-        self._bundler.put_back(left, self._queue)
-        return None
+        """The one cell that a worker was lost with. Of a bundle, whose rows come at its end, all are put back."""
+        if len(tasks) != 1:
+            self._bundler.put_back(tasks, self._queue)
+            return None
+        if status := self.stored(tasks[0]):
+            self.done(tasks[0], Report(status))
+            return None
+        return tasks[0]
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()

@@ -1,4 +1,7 @@
-"""What lives inside an engine actor: a loaded model, one cell after another, each row stored before it is reported."""
+"""What lives inside an engine actor: a loaded model, one cell after another, each row stored before it is reported.
+
+A cell's row is a file of its own; the rows of quick cells that were handed out together are one part of the store.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvfrontier.errors import KVFrontierError
 from kvfrontier.run.cell_runner import Sessions, run_cell
-from kvfrontier.store.rows import write_row
+from kvfrontier.store.parts import write_part
+from kvfrontier.store.rows import as_table, write_row
 from kvfrontier.units import format_bytes
 
 if TYPE_CHECKING:
@@ -52,20 +56,27 @@ class Report(NamedTuple):
 
 
 class EngineWorker:
-    """Runs cells of one shard in this process."""
+    """Runs cells of one shard in this process. group: of the parts of the shard's rows."""
 
-    def __init__(self, project: Project, campaign_dir: Path):
-        self._campaign_dir = campaign_dir
+    def __init__(self, project: Project, campaign_dir: Path, group: str):
+        self._campaign_dir, self._group = campaign_dir, group
         self._sessions = Sessions(project)
         self._baseline_bytes: int | None = None
 
     def run_bundle(self, tasks: Sequence[Task], concurrent_cells: int) -> list[Report]:
-        """Run cells and store each one's row; reports on the first of them, where it had to end or took `BUNDLE_S`."""
-        reports, until_s = [], time.monotonic() + BUNDLE_S
+        """Run cells and store their rows; reports on the first of them, where it had to end or took `BUNDLE_S`."""
+        if len(tasks) == 1:
+            return [self.run(tasks[0], concurrent_cells)]
+        rows, reports, until_s = [], [], time.monotonic() + BUNDLE_S
         for task in tasks:
-            reports.append(report := self.run(task, concurrent_cells))
-            if report.fatal or report.recycle or time.monotonic() > until_s:
+            rows.append(run_cell(task.planned, self._sessions, task.attempt, concurrent_cells))
+            reports.append(self._report(rows[-1]))
+            if reports[-1].recycle or time.monotonic() > until_s:
                 break
+        try:
+            write_part(self._campaign_dir, self._group, as_table(*rows))
+        except KVFrontierError as error:
+            return [Report(rows[0]["status"], fatal=str(error))]
         return reports
 
     def run(self, task: Task, concurrent_cells: int) -> Report:
@@ -75,6 +86,9 @@ class EngineWorker:
             write_row(self._campaign_dir, row)
         except KVFrontierError as error:
             return Report(row["status"], fatal=str(error))
+        return self._report(row)
+
+    def _report(self, row: dict[str, Any]) -> Report:
         recycle = f"after {row['status']}" if row["status"] in RECYCLED else self._leak()
         why = (row[name] or "" for name in ("reason", "reason_phase", "reason_class"))
         detail = row["reason_detail"] or ""

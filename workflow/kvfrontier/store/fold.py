@@ -35,8 +35,8 @@ def fold(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
             write_part(campaign_dir, group, pa.concat_tables(rows))
         for path in loose:
             path.unlink(missing_ok=True)
-        folded = _read_sound(list_parts(campaign_dir, group), lambda path: read_part(path, ATTEMPT))
         _compact(campaign_dir, group)
+        folded = _read_sound(list_parts(campaign_dir, group), lambda path: read_part(path, ATTEMPT))
         newest = {name: row.stored for name, row in newest_of(folded, fingerprints).items()}
         return write_ledger(campaign_dir, shard, fingerprints, newest)
 

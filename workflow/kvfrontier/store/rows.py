@@ -29,9 +29,13 @@ def write_row(campaign_dir: Path, row: Mapping[str, Any]) -> Path:
     return write_atomically(cell_file(campaign_dir, row["fingerprint"]), _encode(row))
 
 
-def as_table(row: Mapping[str, Any]) -> pa.Table:
-    """One row in the fixed schema."""
-    plain = {
+def as_table(*rows: Mapping[str, Any]) -> pa.Table:
+    """Rows in the fixed schema."""
+    return pa.Table.from_pylist([_plain(row) for row in rows], schema=ROW)
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         **row,
         "parts": list((row.get("parts") or {}).items()),
         "provenance": list((row.get("provenance") or {}).items()),
@@ -39,7 +43,6 @@ def as_table(row: Mapping[str, Any]) -> pa.Table:
             value._asdict() if isinstance(value, Measurement) else value for value in row.get("measurements") or ()
         ],
     }
-    return pa.Table.from_pylist([plain], schema=ROW)
 
 
 def _encode(row: Mapping[str, Any]) -> bytes:
