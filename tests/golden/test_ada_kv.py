@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.registry import STRATEGIES
 from kvfrontier.strategies._apportion import apportion, spread
+from kvfrontier.strategies.base import Strategy
 from reference import NaiveLlama, best, window_scores
-from tiny import random_prompts, tiny_llama
+from tiny import exact_llama, random_prompts, tiny_llama
 
 PROMPT, STEPS = 61, 5
 
@@ -75,15 +76,72 @@ def test_heads_differ_but_a_layers_total_and_its_bytes_are_those_of_snapkv():
     assert held["ada_kv"][1]["kv_device_bytes"] == held["snapkv"][1]["kv_device_bytes"]
 
 
-def test_what_is_reserved_is_as_wide_as_the_largest_head_and_says_so():
-    sequences = TorchSession(tiny_llama(kv_heads=4, seed=3)).open(
-        STRATEGIES.get("ada_kv")(budget=20, window_tokens=5, floor=0.0)
+def tensor_bytes(layers):
+    """What the layers hold in tensors of keys and values, each `[..., head_dim]`, as the allocator has it."""
+    held = [vars(layer).values() for layer in layers]
+    tensors = [part for values in held for value in values for part in (value if isinstance(value, list) else [value])]
+    memories = [
+        part.untyped_storage() for part in tensors if isinstance(part, torch.Tensor) and part.is_floating_point()
+    ]
+    return sum({memory.data_ptr(): memory.nbytes() for memory in memories}.values())
+
+
+@pytest.mark.parametrize(("lengths", "budget"), [([61], 20), ([61, 61], 0.3), ([61, 40, 9], 0.3)], ids=str)
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_what_is_reserved_is_what_is_held_and_room_for_the_steps_to_come(kv_heads, lengths, budget):
+    model, slot = tiny_llama(kv_heads=kv_heads, seed=3), 2 * 16 * 4
+    reserved = {}
+    for name, options in {"snapkv": {}, "ada_kv": {"floor": 0.0}}.items():
+        sequences = TorchSession(model).open(STRATEGIES.get(name)(budget=budget, window_tokens=5, **options))
+        sequences.prefill(random_prompts(lengths, seed=4), reserve_tokens=STEPS)
+        for step in range(STEPS + 1):
+            sizes, layers = sequences.bytes_by_metric(), sequences.cache.layers
+            reserved.setdefault(name, sizes["kv_reserved_bytes"])
+            assert tensor_bytes(layers) == sizes["kv_reserved_bytes"] == reserved[name]
+            if name == "ada_kv":
+                assert any((layer.counts != layer.counts[:, :1]).any() for layer in layers)
+                room = (STEPS - step) * 2 * len(lengths) * kv_heads * slot
+                assert sizes["kv_reserved_bytes"] == sizes["kv_device_bytes"] + room
+            if step < STEPS:
+                sequences.decode([7] * len(lengths))
+    assert (
+        reserved["ada_kv"] == reserved["snapkv"] if len(set(lengths)) == 1 else reserved["ada_kv"] < reserved["snapkv"]
     )
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill": "chunked", "chunk_tokens": 16}], ids=str)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_packed_heads_answer_as_padded_ones(monkeypatch, kv_heads, options):
+    """Through steps beyond the reserved ones, further turns (of one token too) and forks; padded: the plain layer."""
+    strategy = STRATEGIES.get("ada_kv")(budget=0.3, window_tokens=5, floor=0.0)
+    session = TorchSession(exact_llama(kv_heads=kv_heads, seed=3), **options)
+    packed = session.open(strategy)
+    monkeypatch.setattr(type(strategy), "storage", Strategy.storage)
+    padded = session.open(strategy)
+    assert [type(layer) for layer in padded.cache.layers] != [type(layer) for layer in packed.cache.layers]
+    results = [[each.prefill(random_prompts([61, 40, 9], seed=4), reserve_tokens=2) for each in (packed, padded)]]
+    for turn, lengths in enumerate([[5, 9, 2], [1, 1, 1], [40, 1, 3]]):
+        for token in range(4):
+            results.append([each.decode([token + 5] * 3) for each in (packed, padded)])
+        left = packed
+        packed, padded = packed.fork(), padded.fork()
+        left.decode([9, 9, 9])
+        results.append([each.extend(random_prompts(lengths, seed=turn)) for each in (packed, padded)])
+        assert all(map(torch.equal, packed.kept_positions(), padded.kept_positions()))
+        assert packed.bytes_by_metric()["kv_reserved_bytes"] < padded.bytes_by_metric()["kv_reserved_bytes"]
+        assert packed.bytes_by_metric()["kv_device_bytes"] == padded.bytes_by_metric()["kv_device_bytes"]
+    for ours, theirs in results:
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("parts", [{"store": "int8"}, {"store": None, "tier": "offload"}], ids=str)
+def test_in_a_stack_heads_share_an_allocation_and_the_bytes_say_so(parts):
+    strategy = STRATEGIES.get("stack")(evict="ada_kv(window_tokens=5, floor=0.0)", budget=20, **parts)
+    sequences = TorchSession(tiny_llama(kv_heads=4, seed=3)).open(strategy)
     sequences.prefill(random_prompts([61], seed=4), reserve_tokens=3)
-    sizes, widest = sequences.bytes_by_metric(), [int(counts.max()) for counts in counts_of(sequences)]
-    assert [layer.capacity for layer in sequences.cache.layers] == [width + 3 for width in widest]
-    assert sizes["kv_reserved_bytes"] == sum(width + 3 for width in widest) * 4 * 2 * 16 * 4
-    assert sizes["kv_reserved_bytes"] > sizes["kv_device_bytes"] == 2 * 20 * 4 * 2 * 16 * 4
+    sizes, counts = sequences.bytes_by_metric(), counts_of(sequences)
+    slot = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / sum(int(count.sum()) for count in counts)
+    assert sizes["kv_reserved_bytes"] == sum((int(count.max()) + 3) * 4 for count in counts) * slot
 
 
 def test_a_later_turn_keeps_the_total_although_heads_hold_different_numbers():

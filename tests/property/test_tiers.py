@@ -1,4 +1,7 @@
-"""A tier changes where tokens lie and nothing else: any storage in it equals itself on the device, bit by bit."""
+"""A tier changes where tokens lie and nothing else: any storage in it equals itself on the device, bit by bit.
+
+But for plain heads of unequal lengths: packed on the device and padded in a tier, they are summed in another order.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,8 @@ def test_a_tier_changes_where_tokens_lie_and_nothing_else(params, rows, turns, c
                 continue
             assert fetched == before or ("direct" in params["tier"] and fetched > before and fetched % 4096 == 0)
         moved = moved.fork()
+    tolerance = 1e-9 if params["evict"] == "ada_kv" and params["store"] is None else 0
     for here, there in results:
-        assert torch.equal(here, there)
+        torch.testing.assert_close(here, there, atol=tolerance, rtol=tolerance)
     assert all(map(torch.equal, moved.kept_positions(), still.kept_positions()))
     assert held(moved) == (0, held(still)[0])

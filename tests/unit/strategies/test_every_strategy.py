@@ -295,7 +295,7 @@ def test_decoding_and_further_turns_equal_a_masked_full_cache(monkeypatch, name,
     def note(cache, call):
         isolated = cache.strategy.isolated_chunks and call.phase == "prefill"
         for mask, layer in zip(masks, cache.layers, strict=True):
-            kept = [[]] * kv_heads if isolated or layer.keys is None else layer.kept_positions()[0].tolist()
+            kept = [[]] * kv_heads if isolated or layer.positions is None else layer.kept_positions()[0].tolist()
             show(mask, kept, call.positions[0].tolist())
         begin(cache, call)
 

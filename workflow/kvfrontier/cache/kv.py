@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvfrontier.cache.account import bytes_by_metric, copied_bytes, links_of
-from kvfrontier.cache.attention import attend_block, attend_decode
+from kvfrontier.cache.attention import attend_block
 from kvfrontier.cache.layer import LayerCache
 from kvfrontier.cache.notes import RowNotes
 from kvfrontier.cache.scores import RowWeights
@@ -125,7 +125,7 @@ class KVCache:
         )  # fmt: skip
         self.strategy.before_attention(view)
         if call.phase == "decode":
-            out, mass = attend_decode(queries, *layer.used(), scale, layer.valid(), self._decode_mass, sinks)
+            out, mass = layer.attend(queries, scale, self._decode_mass, sinks)
             if mass is not None and self._delay:
                 mass = mass.masked_fill(self._first_rows(layer).repeat_interleave(_group(queries, keys), 1) > 0, 0)
         else:
@@ -140,7 +140,7 @@ class KVCache:
         """A layer of the model's own: its queries see their window, and what has left it goes."""
         call = self.call
         if call.phase == "decode":
-            out, _ = attend_decode(queries, *layer.used(), scale, layer.valid(), False, sinks)
+            out, _ = layer.attend(queries, scale, False, sinks)
         else:
             alone = self.strategy.isolated_chunks and call.phase == "prefill"
             out = attend_window(

@@ -9,7 +9,8 @@ A strategy may hold tokens in another form or another tier: `Strategy.storage` t
   every slot in use: attention and the strategy's hooks read them, `keep` and `drop` move them. `settle` ends a decode
   step and the *last* chunk of a prefill or extension, so that chunks see each other as the model made them. Between
   chunks `pause` may take tokens away; `append` brings them back, and `prefetch` before that.
-- Between calls tokens may lie anywhere, and `keys` and `values` may be None. `positions`, `counts` and `aux` stay.
+- Between calls tokens may lie anywhere, and `keys` and `values` may be None (where a form of its own does `attend`,
+  until `used`, `keep` or `drop`). `positions`, `counts` and `aux` stay.
 - What is kept by slot follows `keep` and `drop`, at best as `aux` tensors; a form that cannot lose a token says so.
 - `held` (see `cache/held.py`) names the tensors that hold the tokens between calls; `cache/tier.py` moves them.
 - Every byte is counted once: `used_bytes` (device), `host_bytes` or `disk_bytes` for the tokens, `aux_bytes` for all
@@ -25,6 +26,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from kvfrontier.cache.attention import attend_decode
 from kvfrontier.cache.held import Held
 
 EMPTY = -1  # position of an unused slot
@@ -160,6 +162,12 @@ class LayerCache(Held):
         self._copy_aux(aux, kept)
         self._set_counts(counts)
 
+    def attend(
+        self, queries: Tensor, scale: float, with_mass: bool, sinks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A decode step's attention over all slots in use, as `attend_decode`."""
+        return attend_decode(queries, *self.used(), scale, self.valid(), with_mass, sinks)
+
     def drop(self, slots: Tensor, heads: Tensor | None = None) -> None:
         """Evict one token a KV head: slot `[batch, kv_heads]` is overwritten by the head's last one. O(1) in the cache.
 
@@ -173,7 +181,7 @@ class LayerCache(Held):
         slots = torch.where(heads.to(slots.device), slots, last)[..., None]  # [batch, kv_heads, 1]
         last = last[..., None]
         for tensor in (self.keys, self.values, self.positions, *self.aux.values()):
-            tensor.scatter_(2, _wide(slots, tensor), _pick(tensor, last))
+            tensor.scatter_(2, wide(slots, tensor), _pick(tensor, last))
         gone = self.positions.gather(2, last).masked_fill(heads.to(slots.device)[..., None], EMPTY)
         self.positions.scatter_(2, last, gone)
         self._set_counts(self.counts - heads.long())
@@ -182,7 +190,7 @@ class LayerCache(Held):
         """The same for all heads, whose last slot is the same: `slots` `[batch, kv_heads, 1]`."""
         last = self.slots - 1
         for tensor in (self.keys, self.values, self.positions, *self.aux.values()):
-            tensor.scatter_(2, _wide(slots, tensor), tensor[:, :, last : last + 1].clone())
+            tensor.scatter_(2, wide(slots, tensor), tensor[:, :, last : last + 1].clone())
         self.positions[:, :, last] = EMPTY
         self.counts -= 1
         self.slots = last
@@ -229,11 +237,11 @@ class LayerCache(Held):
             self.aux[name][:, :, :slots] = tensor[:, :, :slots]
 
 
-def _wide(slots: Tensor, tensor: Tensor) -> Tensor:
+def wide(slots: Tensor, tensor: Tensor) -> Tensor:
     """Slots `[batch, kv_heads, n]` as an index into the tensor's last axis too, where it has one."""
     return slots if tensor.dim() == 3 else slots[..., None].expand(*slots.shape, tensor.shape[3])
 
 
 def _pick(tensor: Tensor, slots: Tensor) -> Tensor:
     """`[batch, kv_heads, n, ...]` at those slots."""
-    return tensor.gather(2, _wide(slots, tensor))
+    return tensor.gather(2, wide(slots, tensor))

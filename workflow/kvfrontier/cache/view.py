@@ -64,7 +64,7 @@ class LayerView:
     def group_mass(self) -> Tensor:
         """`attention_mass` summed over the query heads that share a KV head: `[batch, kv_heads, slots]`."""
         batch, q_heads, slots = self.attention_mass.shape
-        kv_heads = self.cache.keys.shape[1]
+        kv_heads = self.cache.positions.shape[1]
         return self.attention_mass.view(batch, kv_heads, q_heads // kv_heads, slots).sum(2)
 
     def newest_position(self) -> Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 4096
 EXAMPLE = dict(layers=32, q_heads=32, kv_heads=8, head_dim=128, hidden=4096, vocab=128_256)
-LABELS = ("Paper", "Differs", "Phases", "Needs")
+LABELS = ("Paper", "Memory", "Differs", "Phases", "Needs")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Entry:
     name: str
     summary: str
     arxiv: tuple[str, ...]
+    memory: str
     differs: str
     phases: str
     needs: str
@@ -61,6 +62,7 @@ def entry_of(cls: type[Strategy]) -> Entry:
         name=cls.name,
         summary=_one_line(said.partition("\n\n")[0]),
         arxiv=tuple(dict.fromkeys(re.findall(r"arXiv:(\d{4}\.\d{5})", said))),
+        memory=parts.get("Memory", ""),
         differs=parts.get("Differs", ""),
         phases=parts.get("Phases", "").rstrip("."),
         needs=parts.get("Needs", "").rstrip("."),
@@ -99,6 +101,7 @@ def details(entry: Entry) -> Iterator[str]:
     said = {
         "paper": ", ".join(f"arXiv:{number}" for number in entry.arxiv),
         "differs": entry.differs,
+        "memory": entry.memory,
         "acts at": entry.phases,
         "needs": entry.needs,
         "bytes": f"{entry.bytes_share:.0%} of the full cache's at {CONTEXT_TOKENS:,} tokens, default settings",
@@ -114,6 +117,8 @@ def _section(entry: Entry) -> Iterator[str]:
     yield entry.summary
     if entry.differs:
         yield from ("", f"What differs from the paper: {entry.differs}")
+    if entry.memory:
+        yield from ("", f"Memory: {entry.memory}")
     if entry.parameters:
         yield from ("", "| parameter | default | meaning |", "| --- | --- | --- |")
         yield from (f"| `{name}` | `{default}` | {_in_table(said)} |" for name, default, said in entry.parameters)

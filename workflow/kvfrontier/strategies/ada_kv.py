@@ -14,6 +14,7 @@ from kvfrontier.strategies._window import WindowEviction
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvfrontier.cache.layer import LayerCache
     from kvfrontier.cache.view import LayerView
 
 
@@ -24,9 +25,11 @@ class AdaKV(WindowEviction):
     Paper: Feng et al. 2024, arXiv:2407.11550. Per layer and sequence, the H (k - w) best older tokens of all H KV heads
     together say how many each head deserves; it gets (1 - floor) times that and floor times the uniform k - w, and
     keeps its own best. The layer's total is that of SnapKV, exactly.
-    Memory: evicted tokens are gone, and `kv_device_bytes` counts what is held. But the heads of a layer share one
-    allocation as wide as its largest head, so `kv_reserved_bytes` is larger than SnapKV's, and a decode step reads all
-    of it, masked. The authors' flattened layout would reserve what is held.
+    Memory: a layer whose heads differ lies in one flat buffer, head after head, as the authors have it: reserved is
+    what is held and room for the steps to come, as SnapKV's. A decode step reads what is held, by one attention call
+    for each head of each row (the authors: one kernel for all). While a layer reads a turn, its tokens lie in tensors
+    as wide as its largest head; between the chunks of a turn, those of all layers. Positions (`kv_aux_bytes`) always
+    have that width, and in a `stack` codes and what lies in a tier have it too: `kv_reserved_bytes` says so.
     Differs: shares are rounded by the largest remainder; in a later turn a head cannot get more than it still has, and
     what it would is spread over the others; no normalisation of scores across heads; as SnapKV otherwise.
     Phases: prefill; generated tokens are not evicted. Needs: the last w queries.
@@ -36,6 +39,12 @@ class AdaKV(WindowEviction):
 
     floor: Annotated[Share, Field(description="Share of a head's uniform budget that is its own; 1: SnapKV")] = 0.2
     uniform_layers: Annotated[Count, Field(description="First layers whose heads all keep k")] = 0
+
+    def storage(self, layer_idx: int, layers: int) -> LayerCache:
+        """Heads of their own length each."""
+        from kvfrontier.cache.ragged import RaggedLayer
+
+        return RaggedLayer()
 
     def after_prefill(self, view: LayerView) -> None:
         """Share the layer's budget out among its heads, and keep the best of each."""
