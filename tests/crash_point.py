@@ -1,8 +1,9 @@
 """Trouble at one exact place (Python tells audit hooks of a file operation before it does it), and wrong clocks.
 
 Part of the sitecustomize of a `faults.Trial`. $KVFRONTIER_TROUBLE is `WHAT|EVENT|PATTERN|NUMBER|TOKEN`: whoever is
-about to do EVENT (os.rename, os.remove, os.mkdir, open) to a path like PATTERN for the NUMBERth time is killed where
-WHAT is `kill`, once; where it is the name of an errno (ENOSPC), that is raised from then on. TOKEN is made then.
+about to do EVENT (os.rename, os.remove, os.mkdir, open) to a path like PATTERN for the NUMBERth time is killed, once,
+where WHAT is `kill` (whoever but Ray's workers, which a run outlives) or `kill_worker` (they alone); where it is the
+name of an errno (ENOSPC), that is raised from then on. TOKEN is made then.
 
 $KVFRONTIER_CLOCK names a file that says by how many seconds the clock is wrong, at any moment.
 """
@@ -21,7 +22,10 @@ PATH_OF = {"os.rename": 1, "os.remove": 0, "os.mkdir": 0, "open": 0}  # its plac
 
 
 def _arm(what: str, event: str, pattern: str, number: int, token: str) -> None:
-    seen = 0
+    seen, kills = 0, what.startswith("kill")
+
+    def is_worker() -> bool:
+        return os.path.basename(sys.argv[0]) == "default_worker.py"
 
     def hook(name: str, arguments: tuple) -> None:
         nonlocal seen
@@ -30,12 +34,14 @@ def _arm(what: str, event: str, pattern: str, number: int, token: str) -> None:
         path = os.path.abspath(arguments[PATH_OF[event]])
         if not fnmatch.fnmatch(path, pattern):
             return
+        if kills and is_worker() != (what == "kill_worker"):
+            return
         seen += 1
-        if seen < number or (what == "kill" and os.path.exists(token)):
+        if seen < number or (kills and os.path.exists(token)):
             return
         if not os.path.exists(token):
             os.mkdir(token)
-        if what == "kill":
+        if kills:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(getattr(errno, what), os.strerror(getattr(errno, what)), path)
 

@@ -20,7 +20,7 @@ PLACES = [
     ("os.rename", "results/trial/plan/cells.parquet", 1),
     ("os.rename", "results/trial/plan/index.json", 1),
     ("os.rename", "results/trial/plan/published.json", 1),
-    ("open", "results/trial/cells/*/.*.tmp", 3),  # of rows that the driver writes: a run outlives a worker
+    ("open", "results/trial/cells/*/.*.tmp", 3),
     ("os.rename", "results/trial/cells/*/*.parquet", 5),
     ("os.rename", "results/trial/running/*.json", 2),
     ("os.rename", "results/trial/store/*.parquet", 1),
@@ -79,6 +79,23 @@ def test_a_worker_killed_at_any_instant_is_replaced_and_the_run_ends_well(refere
         tell(phases, trial)
         if phases.total() >= FAULTS:
             break
+
+
+def test_a_worker_killed_while_it_stores_the_rows_of_several_cells_is_replaced(reference, tmp_path):
+    trial = Trial(tmp_path)
+    try:
+        token = tmp_path / "token"
+        trial.extra = {
+            "KVFRONTIER_TROUBLE": f"kill_worker|os.rename|{tmp_path}/results/trial/store/*.parquet|1|{token}"
+        }
+        run = trial.snakemake()
+        assert token.exists() and run.returncode == 0, run.stdout
+        trial.extra = {}
+        trial.vanishes()
+        trial.check()
+        trial.equals(reference)
+    finally:
+        trial.close()
 
 
 def test_killed_at_the_exact_places_where_files_are_replaced(reference, tmp_path):

@@ -85,7 +85,7 @@ def run(pool, shared=(), exclusive=(), workers=2, timeout_s=5.0):
         timeout_s,
         keep=keep,
         done=lambda task, report: done.append((task.planned.fingerprint, report.status)),
-        stored=lambda task: "ok" if task.planned.fingerprint in pool.stored else "",
+        stored=lambda tasks: ["ok" if task.planned.fingerprint in pool.stored else "" for task in tasks],
     )
     schedule.run([a_task(name) for name in shared], [a_task(name) for name in exclusive], seed=1)
     return kept, done
@@ -224,6 +224,14 @@ def test_quick_cells_are_handed_out_together_slow_ones_and_timed_ones_one_by_one
     slow = ScriptedPool()
     run(slow, shared=NAMES)
     assert {len(bundle) for bundle in slow.bundles} == {1}
+
+
+def test_a_bundle_that_was_stored_just_before_its_worker_died_counts():
+    pool = quick_pool(c7=[Died("x")])
+    pool.stored.update(NAMES)
+    kept, done = run(pool, shared=NAMES, workers=1)
+    assert kept == [] and sorted(done) == sorted((name, "ok") for name in NAMES)
+    assert [name for name, _ in pool.ran].count("c7") == 1
 
 
 def test_of_a_bundle_that_kills_its_worker_each_cell_runs_again_alone():

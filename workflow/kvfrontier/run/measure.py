@@ -116,11 +116,14 @@ def _run(
     python = engine.environment_on(load_devices(shard.project)[first.device])
     placement = replace(placement, workers=most, environment=python)
 
-    def stored(task: Task) -> str:
-        return _status_of_row(shard.campaign_dir, task)
+    def stored(tasks: Sequence[Task]) -> list[str]:
+        fingerprints = [task.planned.fingerprint for task in tasks]
+        rows, _ = stored_rows(shard.campaign_dir, Among(group_of(shard.name), fingerprints))
+        found = [(rows.get(name), task.attempt) for name, task in zip(fingerprints, tasks, strict=True)]
+        return [row.status if row and row.attempt >= attempt else "" for row, attempt in found]
 
     def keep(task: Task, status: str, reason: str, reason_class: str, phase: str) -> str:
-        if found := stored(task):
+        if found := _status_of_row(shard.campaign_dir, task):
             return found  # by the worker, just before it was ended
         why = {"reason": reason, "reason_class": reason_class, "phase": phase}
         facts = driver_facts(shard.project, task.planned.cell)

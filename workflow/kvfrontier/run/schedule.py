@@ -74,7 +74,7 @@ class Schedule:
 
     keep: stores the row of a task that no worker could (task, status, reason, class, phase); returns the row's status,
     another one where the worker had just stored its own. done: is told of every finished cell (task, report).
-    tick: is called about once a second. stored: the status of a row that a worker stored before it was lost, or empty.
+    tick: is called about once a second. stored: statuses of the rows that a worker stored before it was lost, or empty.
     """
 
     pool: Pool
@@ -83,7 +83,7 @@ class Schedule:
     keep: Callable[[Task, str, str, str, str], str]
     done: Callable[[Task, Report], None]
     tick: Callable[[], None] = lambda: None
-    stored: Callable[[Task], str] = lambda task: ""
+    stored: Callable[[Sequence[Task]], list[str]] = lambda tasks: [""] * len(tasks)
     _queue: deque[Task] = field(default_factory=deque)
     _running: dict[int, _InFlight] = field(default_factory=dict)
     _starting: set[int] = field(default_factory=set)
@@ -217,14 +217,17 @@ class Schedule:
         self._write(task, status, f"the worker died twice while running this cell: {death}", name, "run")
 
     def _alone(self, tasks: Sequence[Task]) -> Task | None:
-        """The one cell that a worker was lost with. Of a bundle, whose rows come at its end, all are put back."""
-        if len(tasks) != 1:
-            self._bundler.put_back(tasks, self._queue)
-            return None
-        if status := self.stored(tasks[0]):
-            self.done(tasks[0], Report(status))
-            return None
-        return tasks[0]
+        """The one cell that a worker was lost with; those of a bundle are put back."""
+        left = []
+        for task, status in zip(tasks, self.stored(tasks), strict=True):
+            if status:
+                self.done(task, Report(status))
+            else:
+                left.append(task)
+        if len(tasks) == 1 and left:
+            return left[0]
+        self._bundler.put_back(left, self._queue)
+        return None
 
     def _end_late_ones(self) -> None:
         now = time.monotonic()
