@@ -17,7 +17,11 @@ from pydantic import ValidationError
 
 FULL = STRATEGIES.get("full")()
 SMALL = {"context_tokens": 20, "output_tokens": 4, "requests": 6, "text": "generated", "repeats": 2}
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01.5,30,3\n2024-05-10 00:00:03,10,1\n2024-05-10 00:00:04,20,2\n"
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:01.5,30,3
+2024-05-10 00:00:03,10,1
+2024-05-10 00:00:04,20,2
+"""
 
 
 def made(**settings):
@@ -151,7 +155,7 @@ def test_what_a_model_or_a_file_cannot_be_asked_is_unsupported(traces):
         made(length_spread=0.5, output_tokens=3).check(short)
     with pytest.raises(Unsupported, match=r"context_tokens 30 \+ output_tokens 3 = 33 tokens"):
         made(**traced()).check(short)
-    with pytest.raises(Unsupported, match="texts of config/data.yaml has no `trace`"):
+    with pytest.raises(Unsupported, match=r"texts of config/data\.yaml has no `trace`"):
         made(**traced(trace="texts")).check(short)
     made(**traced(trace="gone")).check(short)  # an unknown name is the plan's to report
 

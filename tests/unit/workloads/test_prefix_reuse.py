@@ -147,11 +147,10 @@ def test_the_seed_decides_the_texts():
     assert one == again != other
 
 
-@pytest.mark.parametrize(
-    "template",
-    [None, TEMPLATE.replace("{% for m", "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}{% for m")],
-    ids=["transcript", "without a system role"],
-)  # fmt: skip
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [None, NO_SYSTEM + TEMPLATE], ids=["transcript", "without a system role"])
 def test_templates_without_a_system_prompt_get_the_text_all_the_same(template):
     session = OneServer(BLOCK, toy_tokenizer(template))
     found = by_turn(measure(session), "found_tokens")
