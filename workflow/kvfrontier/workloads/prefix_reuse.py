@@ -70,7 +70,7 @@ class PrefixReuse(Workload):
         frame = frame_of(session.tokenizer)
         system, messages, other = self._texts(session, seed)
         opening = [*frame.opening, *system, *frame.before_first]
-        self.check_length(session.spec, frame, opening)
+        self._require_length(session.spec, frame, opening)
         if self.warmup_output_tokens:
             session.generate(strategy, [other], min(self.warmup_output_tokens, self.output_tokens))
         session.free_unused()
@@ -95,7 +95,7 @@ class PrefixReuse(Workload):
         yield from totals.measurements()
         yield from achieved(generation)
 
-    def check_length(self, spec: ModelSpec, frame: Frame, opening: Sequence[int]) -> None:
+    def _require_length(self, spec: ModelSpec, frame: Frame, opening: Sequence[int]) -> None:
         """As `check`, with what the template puts in between."""
         said = self.turns * (self.message_tokens + self.output_tokens + frame.turn_tokens)
         require_positions(spec, opening=len(opening), turns=said - len(frame.before_next))
