@@ -26,7 +26,8 @@ from kvfrontier.plan.disk import PlanIndex, prepare, read_shard
 from kvfrontier.plan.project import Project
 from kvfrontier.run.outcome import outcome_row
 from kvfrontier.run.session import open_campaign
-from kvfrontier.store.ledger import Stored, write_ledger
+from kvfrontier.store.attempts import Stored
+from kvfrontier.store.ledger import write_ledger
 from kvfrontier.store.parts import group_of, write_part
 from kvfrontier.store.rows import as_table
 

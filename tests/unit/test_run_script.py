@@ -8,7 +8,10 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run"
 ENV = 'kvf_root=$(cd "$here/.." && pwd)\nexport PATH="$kvf_root/bin:$PATH"\n'
-NOTE = '#!/bin/sh\necho "$(basename "$0") $*" >>"$(dirname "$0")/../calls"\n[ "$*" != "env make none" ]\n'
+NOTE = (
+    '#!/bin/sh\necho "$(basename "$0") $*" >>"$(dirname "$0")/../calls"\n'
+    'case "$0 $*" in */"kvfrontier env make none" | */"kvfrontier env make --for lonely") exit 1 ;; esac\n'
+)
 
 
 @pytest.fixture
@@ -33,10 +36,10 @@ def run(tmp_path):
 
 
 def test_environments_are_made_first_and_all_else_goes_to_snakemake(run):
-    snakemake = "snakemake --profile profiles/local"
-    assert run() == (0, [snakemake])
-    assert run("--config", "campaign=mine", "-c", "1") == (0, [f"{snakemake} --config campaign=mine -c 1"])
-    made = ["kvfrontier env make a", "kvfrontier env make b", f"{snakemake} --config campaign=mine"]
+    own, snakemake = "kvfrontier env make --for mine", "snakemake --profile profiles/local"
+    assert run() == (0, [own, snakemake])
+    assert run("--config", "campaign=mine", "-c", "1") == (0, [own, f"{snakemake} --config campaign=mine -c 1"])
+    made = ["kvfrontier env make a", "kvfrontier env make b", own, f"{snakemake} --config campaign=mine"]
     assert run("--with", "a", "--config", "campaign=mine", "--with=b") == (0, made)
 
 
@@ -45,3 +48,8 @@ def test_a_dry_run_makes_none_and_one_that_cannot_be_made_ends_it(run):
     assert run("--with", "none") == (1, ["kvfrontier env make none"])
     code, calls = run("--with")
     assert code != 0 and calls == []
+
+
+def test_without_an_environment_that_the_campaign_needs_the_rest_is_measured(run):
+    code, calls = run("--config", "campaign=lonely")
+    assert code == 0 and calls[-1] == "snakemake --profile profiles/local --config campaign=lonely"

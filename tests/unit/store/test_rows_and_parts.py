@@ -10,8 +10,9 @@ import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.metrics import TTFT_S, Measurement
 from kvfrontier.store import fold as folding
+from kvfrontier.store.attempts import Stored
 from kvfrontier.store.fold import fold
-from kvfrontier.store.ledger import Stored, drop_untrue, ledger_file, stored_rows
+from kvfrontier.store.ledger import drop_untrue, ledger_file, stored_rows
 from kvfrontier.store.lock import Busy, acquire, held
 from kvfrontier.store.parts import group_of, list_parts
 from kvfrontier.store.rows import Among, iter_files, loose_files, read_table, write_row

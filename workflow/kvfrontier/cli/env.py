@@ -23,9 +23,15 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command("make")
-@click.argument("name")
-def make_one(name: str) -> None:
-    """Make environment NAME, once. Of an engine that has one for each kind of device, this machine's: `vllm`."""
+@click.argument("name", required=False)
+@click.option("--for", "campaign", metavar="CAMPAIGN", help="All that this campaign's engines need, and only those.")
+def make_some(name: str | None, campaign: str | None) -> None:
+    """Make environment NAME, once. Of an engine that has one for each kind of device, this machine's: `vllm`.
+
+    \b
+    kvfrontier env make vllm
+    kvfrontier env make --for study_systems_small
+    """
     import logging
     import sys
 
@@ -33,15 +39,20 @@ def make_one(name: str) -> None:
     from kvfrontier.plan.environment import PINS, environments
     from kvfrontier.sources.environment import make
 
+    if (name is None) == (campaign is None):
+        raise click.UsageError(
+            "either the name of an environment or --for CAMPAIGN; `kvfrontier env list` has the names"
+        )
     logger = logging.getLogger("kvfrontier")
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.StreamHandler(sys.stderr))
     known = {environment.name: environment for environment in environments()}
-    name = this_machines(name, known)
-    if name not in known:
-        expected = f"one of {', '.join(known)}" if known else f"a file of pins in {PINS}"
-        raise ConfigError([Problem("envs", "(name)", f"'{name}'", expected, did_you_mean(name, known))])
-    click.echo(f"environment {name}: {make(known[name])}")
+    for wanted in needed_by(campaign) if campaign else [this_machines(name, known)]:
+        if wanted not in known:
+            expected = f"one of {', '.join(known)}" if known else f"a file of pins in {PINS}"
+            raise ConfigError([Problem("envs", "(name)", f"'{wanted}'", expected, did_you_mean(wanted, known))])
+        if name or not known[wanted].is_made:
+            click.echo(f"environment {wanted}: {make(known[wanted])}")
 
 
 @command.command("list")
@@ -52,6 +63,18 @@ def list_all() -> None:
     for environment in environments():
         state = environment.folder if environment.is_made else f"not made: {environment.recipe}"
         click.echo(f"{environment.name}: {state}")
+
+
+def needed_by(campaign: str) -> list[str]:
+    """Names of the environments in which cells of a campaign would run, but for the core's."""
+    from kvfrontier.plan.campaign import load_campaign
+    from kvfrontier.plan.environment import CORE
+    from kvfrontier.plan.project import Project
+
+    read = load_campaign(Project.find(), campaign)
+    engines, devices = (read.choices.options[section] for section in ("engine", "device"))
+    found = {engine.plugin.environment_on(read.devices[device.label]) for engine in engines for device in devices}
+    return sorted(found - {CORE})
 
 
 def this_machines(name: str, known: Collection[str]) -> str:

@@ -17,8 +17,8 @@ from kvfrontier.errors import KVFrontierError, did_you_mean
 from kvfrontier.plan.cell import Cell
 from kvfrontier.plan.disk import read_cells
 from kvfrontier.run.verdict import label, log_file
+from kvfrontier.store.attempts import Rows
 from kvfrontier.store.heartbeat import living
-from kvfrontier.store.newest import Rows
 from kvfrontier.store.rows import read_table
 
 FAILED = ("error", "timeout", "oom")

@@ -20,8 +20,9 @@ from kvfrontier.run.pulse import Pulse, pulse
 from kvfrontier.run.ray_dispatch import ray_pool
 from kvfrontier.run.schedule import Schedule
 from kvfrontier.run.worker import Report, Task
+from kvfrontier.store.attempts import RETRIED, Stored
 from kvfrontier.store.fold import fold
-from kvfrontier.store.ledger import RETRIED, Stored, shard_lock, stored_rows
+from kvfrontier.store.ledger import shard_lock, stored_rows
 from kvfrontier.store.lock import held
 from kvfrontier.store.parts import Damaged, group_of
 from kvfrontier.store.rows import Among, cell_file, read_cell_file, write_row

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from kvfrontier.plan.believed import read_plan
 from kvfrontier.plan.cell import Cell
-from kvfrontier.store.ledger import RETRIED, Stored
-from kvfrontier.store.newest import COLUMNS, newest_of
+from kvfrontier.store.attempts import RETRIED, Stored, newest_of
+from kvfrontier.store.newest import COLUMNS
 from kvfrontier.store.rows import read_files
 
 NAMED_DIGITS = 12

@@ -18,10 +18,11 @@ from kvfrontier.errors import Unavailable
 from kvfrontier.metrics import METRICS
 from kvfrontier.plan.against import stored_against
 from kvfrontier.plan.disk import read_cells
+from kvfrontier.store.attempts import newest_of
 from kvfrontier.store.columns import build_parameters
 from kvfrontier.store.files import explained
 from kvfrontier.store.heartbeat import drivers_key
-from kvfrontier.store.newest import newest_of, plan_key, rows_key
+from kvfrontier.store.newest import plan_key, rows_key
 from kvfrontier.store.progress import Estimator, ShardProgress, progress_table, shard_progress
 from kvfrontier.store.quantiles import NORMAL_975, TABULATED, t_table
 from kvfrontier.store.rows import read_table

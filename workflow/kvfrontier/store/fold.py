@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kvfrontier.store.ledger import ATTEMPT, newest_of, write_ledger
+from kvfrontier.store.attempts import ATTEMPT, newest_of
+from kvfrontier.store.ledger import write_ledger
 from kvfrontier.store.lock import held
 from kvfrontier.store.parts import Damaged, group_of, list_parts, read_part, set_aside, write_part
 from kvfrontier.store.rows import cell_file, read_cell_file, without_repeats
@@ -36,7 +37,8 @@ def fold(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
             path.unlink(missing_ok=True)
         folded = _read_sound(list_parts(campaign_dir, group), lambda path: read_part(path, ATTEMPT))
         _compact(campaign_dir, group)
-        return write_ledger(campaign_dir, shard, fingerprints, newest_of(folded, fingerprints))
+        newest = {name: row.stored for name, row in newest_of(folded, fingerprints).items()}
+        return write_ledger(campaign_dir, shard, fingerprints, newest)
 
 
 def _compact(campaign_dir: Path, group: str) -> None:

@@ -7,39 +7,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import Protocol
 
 from kvfrontier.plan.believed import read_plan
+from kvfrontier.store.attempts import ATTEMPT, Stored, newest_of
 from kvfrontier.store.files import write_atomically
 from kvfrontier.store.rows import Among, read_files
-
-RETRIED = frozenset({"error", "timeout"})
-"""Statuses worth another try in a later run; the others would come out the same."""
-
-ATTEMPT = ("fingerprint", "attempt", "status", "reason_class", "started_at")
-"""Columns that say what an attempt came to."""
-
-NOT_THE_CELLS = frozenset({"DeviceMismatch", "Unavailable"})
-"""Error classes that tell of the machine, and nothing of the cell: every run tries again, on another one perhaps."""
-
-
-class Stored(NamedTuple):
-    """What the newest attempt at a cell came to."""
-
-    attempt: int
-    status: str
-    reason_class: str | None = None
-
-    def is_final(self, max_attempts: int) -> bool:
-        """False while a later run should try the cell again."""
-        has_failed = self.status in RETRIED
-        return not has_failed or (self.attempt >= max_attempts and self.reason_class not in NOT_THE_CELLS)
 
 
 class Named(Protocol):
@@ -61,23 +37,8 @@ def shard_lock(campaign_dir: Path, shard: str) -> Path:
 def stored_rows(campaign_dir: Path, among: Among | None = None) -> tuple[dict[str, Stored], list[str]]:
     """The newest readable attempt at every fingerprint (or at those of a shard), and a line for every damaged file."""
     tables, damaged = read_files(campaign_dir, ATTEMPT, among)
-    return newest_of(tables, among.fingerprints if among else None), damaged
-
-
-def newest_of(tables: Iterable[pa.Table], fingerprints: Collection[str] | None = None) -> dict[str, Stored]:
-    """The newest attempt at every fingerprint, or at each of these; tables with the columns ATTEMPT."""
-    newest: dict[str, Stored] = {}
-    since: dict[str, tuple[int, int]] = {}  # of two rows of one attempt the later one counts, as in `rows.read_table`
-    wanted = None if fingerprints is None else pa.array(list(fingerprints), pa.string())
-    for table in tables:
-        chosen = table if wanted is None else table.filter(pc.is_in(table.column("fingerprint"), wanted))
-        columns = (chosen.column(name).to_pylist() for name in ("fingerprint", "attempt", "status", "reason_class"))
-        started_us = chosen.column("started_at").cast(pa.int64()).to_pylist()
-        for fingerprint, attempt, status, reason_class, started in zip(*columns, started_us, strict=True):
-            if fingerprint not in newest or (attempt, started) > since[fingerprint]:
-                newest[fingerprint] = Stored(attempt, status, reason_class)
-                since[fingerprint] = attempt, started
-    return newest
+    newest = newest_of(tables, among.fingerprints if among else None)
+    return {name: row.stored for name, row in newest.items()}, damaged
 
 
 def write_ledger(campaign_dir: Path, shard: str, fingerprints: Sequence[str], newest: Mapping[str, Stored]) -> Path:

@@ -4,46 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from kvfrontier.plan.believed import read_plan
-from kvfrontier.store.ledger import Stored
+from kvfrontier.store.attempts import ATTEMPT, Rows, keep_newer, newest_of
 from kvfrontier.store.parts import Damaged, list_parts, read_part
 from kvfrontier.store.rows import read_cell_file
 
-COLUMNS = ("fingerprint", "attempt", "status", "reason_class", "reason", "started_at")
-
-
-class Row(NamedTuple):
-    """started_us: microseconds since 1970."""
-
-    stored: Stored
-    started_us: int
-    reason: str | None = None
-
-
-Rows = dict[str, Row]
-
-
-def newest_of(tables: Iterable[pa.Table]) -> Rows:
-    """The newest row of each fingerprint in tables that have COLUMNS."""
-    newest: Rows = {}
-    for table in tables:
-        columns = [table.column(name).to_pylist() for name in COLUMNS[:-1]]
-        times = table.column("started_at").cast(pa.int64()).to_pylist()
-        for name, attempt, status, reason_class, reason, time in zip(*columns, times, strict=True):
-            _keep_newer(newest, name, Row(Stored(attempt, status, reason_class), time, reason))
-    return newest
-
-
-def _keep_newer(newest: Rows, name: str, row: Row) -> None:
-    known = newest.get(name)
-    if known is None or (row.stored.attempt, row.started_us) > (known.stored.attempt, known.started_us):
-        newest[name] = row
+COLUMNS = (*ATTEMPT, "reason")
 
 
 class LooseFile(NamedTuple):
@@ -109,7 +78,7 @@ class Newest:
         newest: Rows = {}
         for rows in (*self._parts.values(), *self._loose.values()):
             for name, row in rows.items():
-                _keep_newer(newest, name, row)
+                keep_newer(newest, name, row)
         return newest
 
     def _read_parts(self) -> dict[Path, Rows] | None:

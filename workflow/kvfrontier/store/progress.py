@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.plan.disk import read_index
+from kvfrontier.store.attempts import Rows
 from kvfrontier.store.heartbeat import Heartbeat, living
-from kvfrontier.store.newest import Rows
 from kvfrontier.store.schema import STATUSES
 from kvfrontier.units import format_seconds
 

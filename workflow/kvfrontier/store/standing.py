@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvfrontier.plan.fingerprint import changed_parts
-from kvfrontier.store.ledger import Stored, stored_rows
+from kvfrontier.store.attempts import Stored
+from kvfrontier.store.ledger import stored_rows
 from kvfrontier.store.rows import read_table
 
 NEW = "new"
