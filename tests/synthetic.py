@@ -180,6 +180,9 @@ def _speed(cell: Cell, budget: float, draw: random.Random) -> Iterator[Measureme
         yield Measurement("e2e_latency_s", (prefill + decode) * noise, repeat=repeat)
         tokens = workload["batch_size"] * workload["output_tokens"]
         yield Measurement("output_tokens_per_s", tokens / (prefill + decode) * noise, repeat=repeat)
+        for metric, share in (("offered", 1.2), ("", 1.0), ("goodput", 0.8)):  # what arrivals would measure
+            rate = share * noise / (prefill + decode)
+            yield Measurement(f"{metric}_requests_per_s".lstrip("_"), rate, repeat=repeat)
         for request in range(workload["batch_size"]):
             yield Measurement("ttft_s", prefill * noise, repeat=repeat, request=request)
             yield Measurement("tpot_s", decode / workload["output_tokens"] * noise, repeat=repeat, request=request)

@@ -18,8 +18,8 @@ from kvfrontier.errors import KVFrontierError
 from kvfrontier.models.loader import locate
 from kvfrontier.plan.catalog import load_devices, load_models
 from kvfrontier.plan.project import Project
-from kvfrontier.registry import STRATEGIES
-from vllm_shared import MARK, MODEL, OUTPUT_TOKENS, TIGHT, same_prompts
+from kvfrontier.registry import STRATEGIES, WORKLOADS
+from vllm_shared import ARRIVALS, CHATS, MARK, MODEL, OUTPUT_TOKENS, TIGHT, same_prompts
 
 FULL = STRATEGIES.get("full")()
 BLOCK = 32
@@ -56,6 +56,26 @@ def batch(session: Any, prompts: Sequence[list[int]], output_tokens: int = OUTPU
     return told(session, session.generate(FULL, prompts, output_tokens))
 
 
+def served(session: Any, workload: str, **settings: Any) -> Facts:
+    """What a workload asked of the scheduler, what came of it, and what the workload made of that."""
+    calls, serve = [], session.serve
+
+    def watched(strategy: Any, requests: Sequence[Any], may_find: bool = False) -> Generation:
+        done = serve(strategy, requests, may_find)
+        calls.append({
+            "requests": requests, "tokens": done.tokens, "times": done.token_times_s, "found": done.found_tokens,
+            "queue": done.queue_s, "phases": sorted({phase for _, phase, _ in done.memory}),
+        })  # fmt: skip
+        return done
+
+    session.serve = watched
+    try:
+        values = list(WORKLOADS.get(workload)(warmup_output_tokens=0, **settings).run(session, FULL, seed=0))
+    finally:
+        del session.serve
+    return {"calls": calls, "values": values}
+
+
 def refusal(ask: Callable[[], Any]) -> str:
     """What is said where something is refused; empty where it is not."""
     try:
@@ -87,8 +107,19 @@ def prefixes() -> Facts:
         refused = refusal(lambda: batch(session, [longest, longest]))
         session._settings = replace(session._settings, allow_prefix_hits=True)
         batch(session, [longest])
-        return {"prompt": longest, "first": first, "again": again, "refused": refused,
-                "kept": batch(session, [longest])}  # fmt: skip
+        kept = batch(session, [longest])
+        session._settings = replace(session._settings, allow_prefix_hits=False)
+        chats = served(session, "prefix_reuse", **CHATS)
+        together = served(session, "prefix_reuse", **CHATS, at_once=2)
+    return {"prompt": longest, "first": first, "again": again, "refused": refused, "kept": kept,
+            "chats": chats, "together": together}  # fmt: skip
+
+
+def serving(session: Any) -> Facts:
+    """Chats without a cache of prefixes; requests that come one after the other, and the same ones at once."""
+    chats, came = served(session, "prefix_reuse", **CHATS), served(session, "arrivals", **ARRIVALS)
+    prompts = [request.prompt for request in came["calls"][0]["requests"]]
+    return {"chats": chats, "came": came, "at_once": session.generate(FULL, prompts, ARRIVALS["output_tokens"]).tokens}
 
 
 def disk() -> Facts:
@@ -129,7 +160,8 @@ def main() -> None:
         steps = refusal(lambda: session.open(FULL))
         evicting = refusal(lambda: session.generate(STRATEGIES.get("streaming_llm")(), [[1, 2, 3]], 2))
         too_long = refusal(lambda: session.generate(FULL, [[1] * 6000], 2))
-    tell("refusals", {"steps": steps, "evicting": evicting, "too_long": too_long})
+        tell("refusals", {"steps": steps, "evicting": evicting, "too_long": too_long})
+        tell("serving", serving(session))
     for ask in (plain, tight, prefixes, disk, windows, types):  # the last one may well end the process
         tell(ask.__name__, ask())
 

@@ -11,6 +11,8 @@ MARK = "fact: "
 """In front of a line of JSON: libraries write to the same output."""
 ROWS, OUTPUT_TOKENS = 20, 16
 LENGTHS = (24, 40, 64, 90, 130)
+CHATS = {"chats": 2, "turns": 3, "system_tokens": 80, "message_tokens": 20, "output_tokens": 6}
+ARRIVALS = {"requests": 5, "request_rate": 3.0, "context_tokens": 40, "output_tokens": 6, "repeats": 1}
 TIGHT = {"num_gpu_blocks_override": 12, "max_model_len": 256, "max_num_seqs": 16}
 
 

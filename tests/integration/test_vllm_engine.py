@@ -22,7 +22,8 @@ from kvfrontier.registry import STRATEGIES
 from kvfrontier.sources.environment import make
 from packaged_model import packaged_model
 from paged_replay import Replay
-from vllm_shared import MARK, OUTPUT_TOKENS, ROWS, same_prompts
+from prefix_cache import PrefixCache
+from vllm_shared import ARRIVALS, CHATS, MARK, OUTPUT_TOKENS, ROWS, same_prompts
 from workspace import CHECKOUT, Workspace
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -106,6 +107,49 @@ def test_equal_beginnings_are_found_or_refused(facts):
     assert told["first"]["tokens"] == told["again"]["tokens"] == told["kept"]["tokens"]
 
 
+def turns_of(told):
+    """Of each turn, in the order in which they were served: all prompts of the batch, their answers, what was found."""
+    for call in told["calls"]:
+        yield [prompt for prompt, *_ in call["requests"]], call["tokens"], call["found"]
+
+
+def test_the_hits_of_chats_are_those_of_the_cache_replayed(facts):
+    for name, batches in (("chats", 6), ("together", 3)):
+        cache, told, hits = PrefixCache(BLOCK), of(facts, "prefixes")[name], []
+        for prompts, answers, found in turns_of(told):
+            for prompt, tokens in zip(prompts, found, strict=True):
+                assert tokens == cache.found(prompt), f"{name}: turn {len(hits)}"
+                cache.keep(prompt)  # of one step: who comes next finds it
+                hits.append(tokens)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                cache.keep(prompt + answer[:-1])
+        assert len(told["calls"]) == batches and len(hits) == CHATS["chats"] * CHATS["turns"]
+        assert hits[0] == 0 and all(tokens >= 64 for tokens in hits[1:]), "the system prompt at least"
+        read = sum(len(prompt) for prompts, *_ in turns_of(told) for prompt in prompts)
+        rates = [value for metric, value, phase, *_ in told["values"] if metric == "prefix_hit_rate" and not phase]
+        assert rates == [pytest.approx(sum(hits) / read)]
+
+
+def test_a_cache_of_prefixes_changes_no_answer(facts):
+    with_it, without = of(facts, "prefixes")["chats"], of(facts, "serving")["chats"]
+    assert [call["tokens"] for call in with_it["calls"]] == [call["tokens"] for call in without["calls"]]
+    assert [call["requests"] for call in with_it["calls"]] == [call["requests"] for call in without["calls"]]
+    assert all(call["found"] == [0] for call in without["calls"])
+
+
+def test_requests_are_served_when_they_come(facts):
+    told = of(facts, "serving")
+    (call,) = told["came"]["calls"]
+    came = [arrival for *_, arrival in call["requests"]]
+    assert len(came) == ARRIVALS["requests"] and came == sorted(came) and came[-1] > 0
+    for times, queue in zip(call["times"], call["queue"], strict=True):
+        assert 0 <= queue < times[0] and times == sorted(times) and len(times) == ARRIVALS["output_tokens"]
+    assert call["phases"] == [""], "reading and decoding go on beside each other"
+    assert call["tokens"] == told["at_once"], "when a request comes changes no answer"
+    rate = {metric: value for metric, value, *_ in told["came"]["values"]}["requests_per_s"]
+    assert rate <= len(came) / came[-1], "nobody is answered before the last one comes"
+
+
 def test_what_lies_on_disk_is_read_again(facts):
     told = of(facts, "disk")
     cold, warm = told["cold"], told["warm"]
@@ -162,7 +206,12 @@ def test_a_campaign_shows_both_engines_in_one_frontier(environment, tmp_path):
     assert "KL 0.000 nat  torch" in lines[VLLM_LABEL, "full"] and "KL 0.000 nat  torch" in lines["torch", "full"]
     assert "KL 0.000 nat" not in lines["torch", "streaming_llm"] and len(lines) == 3
     metrics = {row["metric"] for row in space.query("FROM summary s JOIN cells USING (cell_id) WHERE engine = 'vllm'")}
+    refused = space.query("FROM cells WHERE workload = 'arrivals' AND engine = 'torch'")
+    assert {row["reason"] for row in refused if row["strategy"] == "full"} == {
+        "engine torch does not offer schedule, which workload arrivals needs; engine vllm does"
+    }
     assert metrics >= {
+        "goodput_requests_per_s", "within_limits", "queue_s", "request_latency_s",
         "ttft_s", "tpot_s", "output_tokens_per_s", "preemptions", "kv_peak_blocks", "kv_device_bytes",
         "kv_reserved_bytes", "kv_waste_bytes", "prefix_hit_rate",
     }  # fmt: skip
@@ -183,6 +232,7 @@ class BothEngines(Workspace):
             "workload": [
                 {"name": "speed", **small, "output_tokens": 6, "batch_size": 2, "repeats": 2},
                 {"name": "fidelity", **small, "continuation_tokens": 4, "documents": 2},
+                {"name": "arrivals", **small, "output_tokens": 4, "requests": 3, "request_rate": 4, "repeats": 1},
             ],
         })  # fmt: skip
 

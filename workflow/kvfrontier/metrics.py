@@ -53,14 +53,15 @@ def _metric(
     return name
 
 
-TTFT_S = _metric("ttft_s", "s", "lower", "Submission of a request to its first output token", role="cost")
+TTFT_S = _metric("ttft_s", "s", "lower", "Submission (or arrival) of a request to its first output token", role="cost")
 TPOT_S = _metric("tpot_s", "s", "lower", "Mean time per output token after the first, per request", role="cost")
 E2E_LATENCY_S = _metric("e2e_latency_s", "s", "lower", "Submission of the batch to its last output token")
 PREFILL_S = _metric("prefill_s", "s", "lower", "Time of the prefill of the whole batch")
 DECODE_S = _metric("decode_s", "s", "lower", "First to last output token of the batch")
 OUTPUT_TOKENS_PER_S = _metric(
-    "output_tokens_per_s", "tokens/s", "higher", "Output tokens of the batch / end-to-end time", role="cost"
-)
+    "output_tokens_per_s", "tokens/s", "higher", "Output tokens of the batch (or of all requests) / end-to-end time",
+    role="cost",
+)  # fmt: skip
 DECODE_TOKENS_PER_S = _metric(
     "decode_tokens_per_s", "tokens/s", "higher", "Output tokens after the first / decode time", role="cost"
 )
@@ -71,6 +72,26 @@ OUTPUT_TOKENS_PER_S_PER_GB = _metric(
     "output_tokens_per_s / peak KV bytes in GB (10^9), all tiers",
     role="cost",
 )
+REQUEST_LATENCY_S = _metric(
+    "request_latency_s", "s", "lower", "Arrival of a request to its last output token", role="cost"
+)
+QUEUE_S = _metric("queue_s", "s", "lower", "Arrival of a request to the beginning of the step that first reads it")
+REQUESTS_PER_S = _metric(
+    "requests_per_s", "requests/s", "higher", "Requests answered / time from first arrival to last output token",
+    role="cost",
+)  # fmt: skip
+GOODPUT_REQUESTS_PER_S = _metric(
+    "goodput_requests_per_s", "requests/s", "higher", "As requests_per_s, of requests within both latency limits alone",
+    role="cost",
+)  # fmt: skip
+WITHIN_LIMITS = _metric(
+    "within_limits", "share", "higher", "A request was answered within the limits of its TTFT and its TPOT",
+    kind="proportion", nature="noisy",
+)  # fmt: skip
+OFFERED_REQUESTS_PER_S = _metric(
+    "offered_requests_per_s", "requests/s", "neither", "Rate at which requests really came, as drawn or traced",
+    nature="exact",
+)  # fmt: skip
 OUTPUT_TOKENS = _metric("output_tokens", "tokens", "neither", "Output tokens actually produced per request")
 CONTEXT_TOKENS = _metric("context_tokens", "tokens", "neither", "Prompt tokens actually given per request")
 
@@ -103,6 +124,8 @@ PREEMPTIONS = _metric(
 PREFIX_HIT_RATE = _metric(
     "prefix_hit_rate", "share", "higher", "Prompt tokens found in a cache of earlier ones / all prompt tokens"
 )
+FOUND_TOKENS = _metric("found_tokens", "tokens", "higher", "Prompt tokens of a request that were found in a cache")
+READ_TOKENS = _metric("read_tokens", "tokens", "lower", "Prompt tokens of a request that were not found, but read")
 PROCESS_PEAK_BYTES = _metric(
     "process_peak_bytes", "B", "lower", "Peak resident memory of the worker in that phase", nature="noisy"
 )

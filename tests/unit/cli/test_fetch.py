@@ -43,6 +43,17 @@ def test_the_same_model_gives_the_same_receipt(project):
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_trace_needs_no_fetching_and_must_be_one(project):
+    (project / "config" / "data.yaml").write_text("mine: {trace: mine.csv}\n")
+    file, receipt = project / "mine.csv", project / "mine.json"
+    assert isinstance(run("data", "mine", "--receipt", receipt).exception, ConfigError) and not receipt.exists()
+    file.write_text("arrival_s,context_tokens,output_tokens\n0,5,5\n")
+    result = run("data", "mine", "--receipt", receipt)
+    assert result.exit_code == 0 and str(file) in result.output
+    content = json.loads(receipt.read_text())
+    assert (content["kind"], content["name"], len(content["identity"])) == ("data", "mine", 64)
+
+
 def test_no_receipt_without_the_model(project):
     (project / "weights" / "model.safetensors").unlink()
     result = run("model", "toy", "--receipt", project / "toy.json")

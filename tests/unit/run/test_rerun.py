@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from kvfrontier.cli import kvfrontier
 from kvfrontier.errors import KVFrontierError
+from kvfrontier.plan.catalog import load_data
 from kvfrontier.plan.project import Project
 from kvfrontier.run.rerun import CannotRerun, Rerun
 from kvfrontier.store.rows import read_table, write_row
@@ -118,6 +119,14 @@ def test_a_plugin_that_is_gone_names_the_code_that_had_it(measured):
     row |= {"cell": json.dumps(cell), "cell_id": Cell.from_dict(cell).cell_id}
     done = ask(tiny, changed(tiny, row))
     assert "Did you mean 'h2o'?" in str(done.exception) and f"kvfrontier-cdcdcdcd {'cd' * 20}" in str(done.exception)
+
+
+def test_a_trace_of_a_row_lies_in_the_checkout(measured, tmp_path):
+    tiny, rows = measured
+    (tiny.root / "mine.csv").write_text("arrival_s,context_tokens,output_tokens\n0,5,5\n")
+    provenance = rows["torch"]["provenance"] | {"data_entries": json.dumps({"mine": {"trace": "mine.csv"}})}
+    rerun = Rerun(rows["torch"] | {"provenance": provenance}, Project.at(tiny.root), tmp_path)
+    assert load_data(rerun.inner)["mine"].trace == tiny.root / "mine.csv"
 
 
 def test_remote_code_of_a_row_runs_only_when_told(measured):

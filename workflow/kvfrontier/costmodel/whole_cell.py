@@ -22,7 +22,9 @@ PARAMETERS = 10**9
 """Of a model whose shape is not known before it is fetched."""
 CONTEXT_TOKENS, OUTPUT_TOKENS = 512, 32
 """Of a workload that has no such parameter."""
-ROUNDS = ("repeats", "conversations", "documents", "questions", "samples", "limit", "depths")
+ROUNDS = (
+    "repeats", "conversations", "documents", "questions", "samples", "limit", "depths", "requests", "chats", "turns",
+)  # fmt: skip
 """Parameters that multiply the work; of a list its length counts."""
 CONTEXTS = ("context_tokens", "most_tokens")
 OUTPUTS = ("output_tokens", "continuation_tokens", "answer_tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ class Step(NamedTuple):
 
 
 class BlockWatch:
-    """Steps of one scheduler since the last `reset`.
+    """Steps of one scheduler since the last `reset`; begun_s: when each request was first in one, host clock.
 
     It looks when a step's blocks are taken and none is given back yet: vLLM's own gauge is read after a finished
     request's blocks are free again, so it misses the peak of a batch that ends together.
@@ -25,6 +26,7 @@ class BlockWatch:
 
     def __init__(self, scheduler: Any, ranks: int = 1):
         self.steps: list[Step] = []
+        self.begun_s: dict[str, float] = {}
         self._scheduler, self._schedule = scheduler, scheduler.schedule
         config = scheduler.kv_cache_config
         groups = config.kv_cache_groups
@@ -42,6 +44,7 @@ class BlockWatch:
     def reset(self) -> None:
         """Start anew."""
         self.steps.clear()
+        self.begun_s.clear()
 
     @property
     def reserved_bytes(self) -> int:
@@ -67,7 +70,10 @@ class BlockWatch:
                 )
 
     def _watched(self, *args: Any, **kwargs: Any) -> Any:
+        now = time.perf_counter()
         planned = self._schedule(*args, **kwargs)
+        for request in planned.scheduled_new_reqs:
+            self.begun_s.setdefault(request.req_id.partition("-")[0], now)  # vLLM adds letters of its own
         pool = self._scheduler.kv_cache_manager.block_pool
         used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one is a placeholder
         tokens = tuple(request.num_computed_tokens for request in self._scheduler.running)

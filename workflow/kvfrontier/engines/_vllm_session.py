@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm import LLMEngine, SamplingParams
+from vllm import LLMEngine
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-from vllm.sampling_params import RequestOutputKind
 
 from kvfrontier.engines._greedy import Readings
-from kvfrontier.engines._memory import PeakMemory
 from kvfrontier.engines._vllm_blocks import BlockWatch, Step
+from kvfrontier.engines._vllm_scheduling import answer, come_at_once
 from kvfrontier.engines._vllm_settings import engine_args, load_tokenizer
 from kvfrontier.engines._vllm_tier import DiskTier
-from kvfrontier.engines.base import Generation, Sequences, Session
+from kvfrontier.engines.base import Generation, Request, Sequences, Session
 from kvfrontier.errors import KVFrontierError, Unsupported
 from kvfrontier.metrics import (
     KV_DEVICE_BYTES,
@@ -44,17 +42,6 @@ if TYPE_CHECKING:
 
 MOST_HITS = 0.01
 """Share of prompt tokens found in a cache with which a batch still counts as read."""
-
-
-@dataclass
-class _Answers:
-    """What came of one batch: output ids and their times, of each request, and prompt tokens found in a cache."""
-
-    tokens: list[list[int]]
-    times_s: list[list[float]]
-    cached: list[int]
-    prefill_steps: int = 0  # until the last request had its first token
-    peaks: Readings = field(default_factory=list)
 
 
 class VLLMSession(Session):
@@ -81,33 +68,37 @@ class VLLMSession(Session):
         raise Unsupported("vLLM answers whole batches; it offers no single steps of one")
 
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
+        """See `Session`: requests that all come at once."""
+        return self.serve(strategy, [Request(prompt, output_tokens) for prompt in prompts])
+
+    def serve(self, strategy: Strategy, requests: Sequence[Request], may_find: bool = False) -> Generation:
         """See `Session`. Tokens are stamped when the step that made them is over, whichever requests were in it."""
-        if strategy.acts:
-            raise Unsupported(f"vLLM's cache keeps every token as it is; '{strategy.name}' does not")
-        longest, most = max(map(len, prompts)) + output_tokens, self._engine.vllm_config.model_config.max_model_len
-        if longest > most:
-            raise Unsupported(
-                f"prompt and output are {longest} tokens; max_model_len, or the pool of blocks, allows {most}"
-            )
-        if not self._settings.allow_prefix_hits:
+        self._require_able(strategy, requests)
+        may_find = may_find or self._settings.allow_prefix_hits
+        if not may_find:
             self.free_unused()
         self._watch.reset()
-        answers = self._answer(prompts, output_tokens)
-        hit_rate = sum(answers.cached) / sum(map(len, prompts))
-        self._require_read(hit_rate)
+        answers = answer(self._engine, self._watch, requests, self.device, self._numbers)
+        read = sum(len(request.prompt) for request in requests)
+        hit_rate = sum(answers.cached) / read
+        if not may_find:
+            _require_read(hit_rate)
         is_rounding_alone = self._watch.is_exact and not hit_rate and not self._settings.kv_connector
         if is_rounding_alone:
             self._watch.require_rounding_alone()
-        steps, held = self._watch.steps, [len(row) + output_tokens - 1 for row in prompts]
+        steps, first = self._watch.steps, answers.prefill_steps
+        held = [len(request.prompt) + request.output_tokens - 1 for request in requests]
         kept = sum(held) / len(held)
+        phases = [("prefill", steps[:first], read), ("decode", steps[first:], sum(held))]
         return Generation(
             tokens=answers.tokens,
             token_times_s=answers.times_s,
             memory=[
-                *self._memory("prefill", steps[: answers.prefill_steps], sum(map(len, prompts)), is_rounding_alone),
-                *self._memory("decode", steps[answers.prefill_steps :], sum(held), is_rounding_alone),
-                *answers.peaks,
-            ],
+                reading
+                for phase, part, full_tokens in (phases if come_at_once(requests) else [("", steps, None)])
+                for reading in self._memory(phase, part, full_tokens, is_rounding_alone)
+            ]
+            + answers.peaks,
             counted=[
                 (KV_PEAK_BLOCKS, "", max(step.blocks for step in steps)),
                 (PREEMPTIONS, "", sum(step.preempted for step in steps)),
@@ -116,6 +107,8 @@ class VLLMSession(Session):
             ],
             kept_tokens=[[kept] * self.spec.kv_heads] * self.spec.layers if self._watch.holds_all else [],
             seen_tokens=kept,
+            found_tokens=answers.cached,
+            queue_s=answers.queue_s,
         )
 
     def free_unused(self) -> None:
@@ -134,56 +127,25 @@ class VLLMSession(Session):
         if self._disk:
             self._disk.remove()
 
-    def _answer(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> _Answers:
-        """Submit all at once and step until the last is done. Reading memory between the phases is not vLLM's time."""
-        # Delta: what a step adds; the whole text at each step would cost more than a small model's step.
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=output_tokens,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        found = _Answers([[] for _ in prompts], [[] for _ in prompts], [0] * len(prompts))
-        rows = {f"{next(self._numbers)}": row for row in range(len(prompts))}
-        peak, waiting, paused = PeakMemory(self.device), set(range(len(prompts))), 0.0
-        peak.reset()
-        start = time.perf_counter()
-        for name, row in rows.items():
-            self._engine.add_request(name, {"type": "token", "prompt_token_ids": list(prompts[row])}, params)
-        while self._engine.has_unfinished_requests():
-            outputs = self._engine.step()
-            now = time.perf_counter() - start - paused
-            for output in outputs:
-                row, new = rows[output.request_id], output.outputs[0].token_ids
-                found.tokens[row] += new
-                found.times_s[row] += [now] * len(new)
-                found.cached[row] = output.num_cached_tokens or 0
-                waiting -= {row} if new else set()
-            if not waiting and not found.prefill_steps:
-                found.prefill_steps = len(self._watch.steps)
-                found.peaks += peak.readings("prefill")
-                peak.reset()
-                paused = time.perf_counter() - start - now
-        found.peaks += peak.readings("decode")
-        return found
-
     def _spec_of(self, model: Model) -> ModelSpec:
         """The shape of what was loaded; raises KVFrontierError where the catalog says another."""
         config = self._engine.vllm_config.model_config.hf_text_config
         verify_shape(config, model.spec)
         return replace(model.spec, **shape_of(config), windows=windows_of(config))
 
-    def _require_read(self, hit_rate: float) -> None:
-        """Raise KVFrontierError where a batch was not read but found."""
-        if hit_rate > MOST_HITS and not self._settings.allow_prefix_hits:
-            raise KVFrontierError(
-                f"{hit_rate:.1%} of the prompts' tokens were found in a cache: the time to read them is not measured. "
-                "Set `allow_prefix_hits: true` where that is wanted"
+    def _require_able(self, strategy: Strategy, requests: Sequence[Request]) -> None:
+        """Raise Unsupported for a strategy that acts, or a request that is too long."""
+        if strategy.acts:
+            raise Unsupported(f"vLLM's cache keeps every token as it is; '{strategy.name}' does not")
+        longest = max(len(request.prompt) + request.output_tokens for request in requests)
+        if longest > (most := self._engine.vllm_config.model_config.max_model_len):
+            raise Unsupported(
+                f"prompt and output are {longest} tokens; max_model_len, or the pool of blocks, allows {most}"
             )
 
-    def _memory(self, phase: str, steps: Sequence[Step], full_tokens: int, is_rounding_alone: bool) -> Readings:
-        """Where they are most in these steps; full_tokens: of all requests when the phase is over."""
+    def _memory(self, phase: str, steps: Sequence[Step], full_tokens: int | None, is_rounding_alone: bool) -> Readings:
+        """Where they are most in these steps; full_tokens: of all requests when the phase is over, if they are then
+        there together."""
         if not steps:
             return []  # of one token there is no decoding
         watch, step = self._watch, max(steps, key=lambda step: step.blocks)
@@ -191,10 +153,20 @@ class VLLMSession(Session):
         found = [
             (KV_DEVICE_BYTES, phase, float(used)),
             (KV_RESERVED_BYTES, phase, float(watch.reserved_bytes)),
-            (KV_FULL_BYTES, phase, full_tokens * watch.token_bytes),
         ]
+        if full_tokens is not None:
+            found.append((KV_FULL_BYTES, phase, full_tokens * watch.token_bytes))
         if is_rounding_alone:
             found.append((KV_WASTE_BYTES, phase, used - sum(step.tokens) * watch.token_bytes))
         if self._disk:
             found.append((KV_DISK_BYTES, phase, float(self._disk.bytes)))
         return found
+
+
+def _require_read(hit_rate: float) -> None:
+    """Raise KVFrontierError where prompts were not read but found."""
+    if hit_rate > MOST_HITS:
+        raise KVFrontierError(
+            f"{hit_rate:.1%} of the prompts' tokens were found in a cache: the time to read them is not measured. "
+            "Set `allow_prefix_hits: true` where that is wanted"
+        )

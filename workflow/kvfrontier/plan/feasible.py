@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from kvfrontier.errors import ConfigError, Problem, Unsupported
+from pydantic import ValidationError
+
+from kvfrontier.errors import ConfigError, KVFrontierError, Problem, Unsupported
 from kvfrontier.plan.campaign import Campaign
 from kvfrontier.plan.device import Device
 from kvfrontier.plan.document import Text, show
@@ -13,6 +16,7 @@ from kvfrontier.plan.environment import NOT_INSTALLED, other, qualified
 from kvfrontier.plan.fingerprint import package_version
 from kvfrontier.plan.options import Option
 from kvfrontier.plan.planned import PlannedCell
+from kvfrontier.registry import ENGINES
 
 NOTED = 0.1
 """An effective budget so far from the one that was asked for, relative to it, is noted."""
@@ -124,9 +128,17 @@ class Feasibility:
 def _check_needs(engine, workload) -> None:
     missing = sorted(workload.needs - engine.offers)
     if missing:
-        raise Unsupported(
-            f"engine {engine.name} does not offer {', '.join(missing)}, which workload {workload.name} needs"
-        )
+        said = f"engine {engine.name} does not offer {', '.join(missing)}, which workload {workload.name} needs"
+        able = " or ".join(_engines_offering(workload.needs))
+        raise Unsupported(f"{said}; engine {able} does" if able else said)
+
+
+def _engines_offering(needs: Iterable[str]) -> Iterator[str]:
+    """Names of the engines that by themselves offer all of it."""
+    for name in ENGINES.names():
+        with suppress(ValidationError, KVFrontierError):  # one that needs settings; one that cannot be read
+            if frozenset(needs) <= ENGINES.get(name)().offers:
+                yield name
 
 
 def _check_environment(engine, device: Device) -> None:

@@ -205,9 +205,25 @@ class DeviceShape(Shape):
 
 
 class DataShape(Shape):
-    """A data source inside a PyPI wheel."""
+    """A data source inside a PyPI wheel, or a `trace` of requests in a file."""
 
-    requirement: Annotated[str, Field(pattern=REQUIREMENT_PATTERN, description="`distribution==version` on PyPI")]
-    sha256: Sha256
-    size_bytes: Annotated[PositiveInt, Field(description="Size of the download")]
+    requirement: Annotated[
+        str | None, Field(pattern=REQUIREMENT_PATTERN, description="`distribution==version` on PyPI")
+    ] = None
+    sha256: Annotated[Sha256 | None, Field(description="Of the wheel")] = None
+    size_bytes: Annotated[PositiveInt | None, Field(description="Size of the download")] = None
+    trace: Annotated[
+        str | None, Field(min_length=1, description="CSV of requests: arrival_s, context_tokens, output_tokens")
+    ] = None
     licence: str = ""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataShape:
+        wheel = ("requirement", "sha256", "size_bytes")
+        given = [key for key in wheel if getattr(self, key) is not None]
+        if (self.trace is None) == (not given):
+            raise ValueError("a `requirement` with `sha256` and `size_bytes`, or a `trace` alone")
+        if given and len(given) < len(wheel):
+            missing = (f"`{key}`" for key in wheel if key not in given)
+            raise ValueError(f"also {', '.join(missing)}: a wheel is known by all three")
+        return self

@@ -66,7 +66,7 @@ def entry_facts(project: Project, cell: Cell, data: Iterable[str] = ()) -> dict[
     return {
         **_entry("model_entry", lambda: load_models(project).entry(cell.model)),
         **_entry("device_entry", lambda: declared_device(load_devices(project)[cell.device])),
-        **_entry("data_entries", lambda: {name: _source(project, name) for name in sorted(set(data))}),
+        **_entry("data_entries", lambda: {name: load_data(project).entry(name) for name in sorted(set(data))}),
     }
 
 
@@ -86,10 +86,6 @@ def declared_device(device: Device) -> dict[str, Any]:
     """What config/devices.yaml says of a device, without what is default there, and without where Slurm has it."""
     values = {item.name: getattr(device, item.name) for item in fields(device) if item.name != "slurm"}
     return {item.name: values[item.name] for item in fields(device)[1:-1] if values[item.name] != item.default}
-
-
-def _source(project: Project, name: str) -> dict[str, Any]:
-    return {key: value for key, value in vars(load_data(project)[name]).items() if key != "name" and value}
 
 
 def _entry(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, str]:

