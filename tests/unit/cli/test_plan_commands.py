@@ -90,7 +90,8 @@ def test_explain_names_the_files_whose_code_a_part_is(toys):
     text = call("explain", "trial")
     assert "1 cell to measure: the code of strategy toy_h2o changed (about" in text
     assert f"strategy_code: before -> {cell.parts['strategy_code']}" in text
-    held, acting = "cache, cache.held, cache.layer", "strategies, strategies._toy_scores, strategies.base"
+    held = "cache, cache.attention, cache.held, cache.layer, cache.precise, cache.scores"
+    acting = "strategies, strategies._toy_scores, strategies.base"
     assert f"code of {held}, {acting}, strategies.toy_h2o" in " ".join(text.split())
 
 
