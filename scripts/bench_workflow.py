@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import kvfrontier
 import psutil
-import pyarrow as pa
 import yaml
 from kvfrontier.plan.disk import PlanIndex, prepare, read_shard
 from kvfrontier.plan.project import Project
@@ -159,9 +158,7 @@ def fill(root: Path, index: PlanIndex) -> None:
     for shard in index.shards:
         cells = read_shard(index.campaign_dir, shard.name)
         rows = [outcome_row(cell, 1, "ok", started_at=moment, wall_s=0.001) for cell in cells]
-        write_part(
-            index.campaign_dir, group_of(shard.name), pa.concat_tables([as_table(row) for row in rows]).combine_chunks()
-        )
+        write_part(index.campaign_dir, group_of(shard.name), as_table(*rows))
         names = [cell.fingerprint for cell in cells]
         write_ledger(index.campaign_dir, shard.name, names, dict.fromkeys(names, Stored(1, "ok")))
     os.environ["KVFRONTIER_ROOT"] = str(root)
