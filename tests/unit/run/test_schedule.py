@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.run import schedule as scheduling
-from kvfrontier.run.bundle import MAX_BUNDLE
+from kvfrontier.run.bundle import BUNDLE_S, MAX_BUNDLE
 from kvfrontier.run.schedule import Died, Schedule, Up
 from kvfrontier.run.worker import Report, Task
 
@@ -220,10 +220,13 @@ def test_quick_cells_are_handed_out_together_slow_ones_and_timed_ones_one_by_one
     _, done = run(pool, shared=NAMES, exclusive="xyz")
     assert sorted(done) == sorted((name, "ok") for name in [*NAMES, *"xyz"])
     sizes = [len(bundle) for bundle in pool.bundles]
-    assert sizes[0] == 1 and max(sizes) == MAX_BUNDLE and sizes[-3:] == [1, 1, 1], "nobody knows yet; the timed ones"
-    slow = ScriptedPool()
-    run(slow, shared=NAMES)
-    assert {len(bundle) for bundle in slow.bundles} == {1}
+    assert sizes[0] == 1 and sizes[1] == (len(NAMES) - 1) // 2 < MAX_BUNDLE, "nobody knows yet; half for each worker"
+    assert sizes[-3:] == [1, 1, 1], "the timed ones"
+    for wall_s, most in ((1.0, 1), (BUNDLE_S / 3.5, 3)):
+        pool = ScriptedPool()
+        pool.wall_s = wall_s
+        run(pool, shared=NAMES)
+        assert max(len(bundle) for bundle in pool.bundles) == most
 
 
 def test_a_bundle_that_was_stored_just_before_its_worker_died_counts():

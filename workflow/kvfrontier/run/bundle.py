@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from kvfrontier.run.worker import BUNDLE_S, Report, Task
 
-MAX_BUNDLE = 16
+MAX_BUNDLE = 64
 
 
 @dataclass
 class Bundler:
-    """As many as were quick the last time, at most `most`."""
+    """As many as would take `BUNDLE_S` if all were like the slowest of the last ones, at most `most`."""
 
     most: int = MAX_BUNDLE
     _size: int = 1
@@ -29,8 +29,8 @@ class Bundler:
 
     def learn(self, reports: Iterable[Report]) -> None:
         """See how long cells take."""
-        is_quick = all(report.wall_s < BUNDLE_S / MAX_BUNDLE for report in reports)
-        self._size = self.most if is_quick else 1
+        slowest_s = max(report.wall_s for report in reports)
+        self._size = max(1, min(self.most, int(BUNDLE_S / max(slowest_s, 1e-9))))
 
     def put_back(self, tasks: Sequence[Task], queue: deque[Task]) -> None:
         """Of cells that were lost together nobody knows which it was: each runs again, alone."""

@@ -16,7 +16,8 @@ from kvfrontier.store.rows import cell_file, read_cell_file, without_repeats
 from kvfrontier.store.schema import ROW
 from kvfrontier.store.sound import require_sound
 
-SMALL_PART_BYTES = 8 * 2**20
+SMALL_PART_BYTES = (2**16, 8 * 2**20)
+"""Of what workers write for a few quick cells, and of a shard: the first are not merged with the second each time."""
 MAX_SMALL_PARTS = 8
 
 logger = logging.getLogger(__name__)
@@ -43,14 +44,14 @@ def fold(campaign_dir: Path, shard: str, fingerprints: Sequence[str]) -> Path:
 
 def _compact(campaign_dir: Path, group: str) -> None:
     """Merge a group's small parts once there are many, so that a hundred re-runs do not leave a hundred files."""
-    small = [path for path in list_parts(campaign_dir, group) if path.lstat().st_size < SMALL_PART_BYTES]
-    if len(small) <= MAX_SMALL_PARTS:
-        return
-    merged = without_repeats(pa.concat_tables([ROW.empty_table(), *_read_sound(small, read_part)]))
-    kept = write_part(campaign_dir, group, merged)
-    for path in small:
-        if path != kept:
-            path.unlink(missing_ok=True)
+    for size_bytes in SMALL_PART_BYTES:
+        small = [path for path in list_parts(campaign_dir, group) if path.lstat().st_size < size_bytes]
+        if len(small) > MAX_SMALL_PARTS:
+            merged = without_repeats(pa.concat_tables([ROW.empty_table(), *_read_sound(small, read_part)]))
+            kept = write_part(campaign_dir, group, merged)
+            for path in small:
+                if path != kept:
+                    path.unlink(missing_ok=True)
 
 
 def _read_loose(paths: list[Path]) -> list[pa.Table]:
