@@ -220,7 +220,7 @@ def test_quick_cells_are_handed_out_together_slow_ones_and_timed_ones_one_by_one
     _, done = run(pool, shared=NAMES, exclusive="xyz")
     assert sorted(done) == sorted((name, "ok") for name in [*NAMES, *"xyz"])
     sizes = [len(bundle) for bundle in pool.bundles]
-    assert sizes[0] == 1 and sizes[1] == (len(NAMES) - 1) // 2 < MAX_BUNDLE, "nobody knows yet; half for each worker"
+    assert sizes[:2] == [1, 1] and max(sizes) == (len(NAMES) - 2) // 2 < MAX_BUNDLE, "nobody knows yet; half for each"
     assert sizes[-3:] == [1, 1, 1], "the timed ones"
     for wall_s, most in ((1.0, 1), (BUNDLE_S / 3.5, 3)):
         pool = ScriptedPool()
