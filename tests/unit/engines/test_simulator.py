@@ -100,3 +100,8 @@ def test_codes_take_the_bytes_of_their_own_formula_and_are_read_faster():
     assert held == {phase: 2 * count * 2 * 2 * 2 * (16 + 2) for phase, count in tokens.items()}
     assert coded.kept_tokens == plain.kept_tokens
     assert coded.token_times_s[0][-1] < plain.token_times_s[0][-1]
+
+
+def test_presses_have_no_formula():
+    with pytest.raises(Unsupported, match="no formula for presses: engine kvpress runs them"):
+        Simulator().check(STRATEGIES.get("kvpress")(), SPEC)

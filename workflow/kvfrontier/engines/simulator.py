@@ -107,6 +107,8 @@ class Simulator(Engine):
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         if "chunks" in strategy.requires():
             raise Unsupported(f"the simulator has no formula for a prefill in chunks, which '{strategy.name}' requires")
+        if "kvpress" in strategy.requires():
+            raise Unsupported("the simulator has no formula for presses: engine kvpress runs them")
         if "transfers" in strategy.requires():
             raise Unsupported(f"the simulator has no formula for copies between memories, as '{strategy.name}' makes")
         if spec.windows:
