@@ -82,7 +82,8 @@ def test_a_proportion_counts_items_by_depth_and_all_together(connection):
 def test_only_repeated_work_can_be_noisy(connection):
     found = connection.sql("""
         SELECT DISTINCT metric FROM summary WHERE noisy IS NOT NULL AND metric NOT IN
-          ('ttft_s', 'tpot_s', 'e2e_latency_s', 'output_tokens_per_s')
+          ('ttft_s', 'tpot_s', 'e2e_latency_s', 'output_tokens_per_s',
+           'requests_per_s', 'goodput_requests_per_s', 'offered_requests_per_s')
     """).fetchall()
     assert not found
     assert not connection.sql("SELECT * FROM summary WHERE noisy <> (coalesce(cv, 0) > 0.10)").fetchall()
