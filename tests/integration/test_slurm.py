@@ -203,16 +203,19 @@ def a_preempted_job_goes_on(space: SlurmSpace) -> None:
     space.campaign(naps(3), shard={"workers": 1})
     space.hold_after(2)
     with _started(space, "--set-resources", "measure:gpu=1", "measure:gpu_model=h100") as run:
-        wait_until(lambda: len(space.starts()) == 3, SLOW_S, "the third cell runs")
+        wait_until(lambda: len(space.starts()) >= 3, SLOW_S, "the third cell runs")
         (number,) = space.jobs()
+        # The jobs of other cases may take its GPU, too, at any time: what counts is from here on, and in all.
+        starts, restarts = len(space.starts()), int(*job(number, "Restarts"))
         slurm("sbatch", "-p", "gpu", "--gpus=h100:4", "--mem=100", "--output=/dev/null", "--wrap", "sleep 1")
-        wait_until(lambda: job(number, "Restarts") == ("1",), SLOW_S, "the job is put back into the queue")
-        wait_until(lambda: _hasten(number) and len(space.starts()) == 4, SLOW_S, "the job goes on")
+        wait_until(lambda: int(*job(number, "Restarts")) > restarts, SLOW_S, "the job is put back into the queue")
+        wait_until(lambda: _hasten(number) and len(space.starts()) > starts, SLOW_S, "the job goes on")
         space.let_go()
         told, _ = run.communicate()
+        restarts = int(*job(number, "Restarts"))
     assert run.returncode == 0, told
     assert space.jobs() == [number]
-    assert sorted(space.naps_taken().values()) == [1, 1, 2]
+    assert len(space.naps_taken()) == 3 and sum(space.naps_taken().values()) <= 3 + restarts, "a nap a restart at most"
     assert space.statuses() == {("ok", 1): 3}
 
 
