@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ from kvfrontier.plan.shape import DataShape, DeviceShape, ModelShape, Shape
 from kvfrontier.plan.trace import read_trace
 
 S = TypeVar("S", bound=Shape)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class DataSource:
     trace: Path | None = None
 
 
-class DataSources(Mapping[str, DataSource]):
-    """Data sources by name. A trace is read when its entry is asked for, so a bad one troubles its campaigns alone."""
+class Catalog(Mapping[str, T], Generic[S, T]):
+    """Entries by name. One is read when it is asked for, so what is wrong with it troubles its campaigns alone."""
 
-    def __init__(self, project: Project, document: Document | None = None, entries: dict[str, DataShape] | None = None):
+    def __init__(self, project: Project, document: Document | None = None, entries: Mapping[str, S] | None = None):
         self._project, self._document, self._entries = project, document, entries or {}
-        self._sources: dict[str, DataSource] = {}
+        self._known: dict[str, T] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -55,15 +56,22 @@ class DataSources(Mapping[str, DataSource]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def __getitem__(self, name: str) -> DataSource:
-        """Raises KeyError for an unknown name, ConfigError for a file that is no trace."""
-        if name not in self._sources:
-            self._sources[name] = self._read(name, self._entries[name])
-        return self._sources[name]
+    def __getitem__(self, name: str) -> T:
+        """Raises KeyError for an unknown name, ConfigError for a file or folder that is not what the entry says."""
+        if name not in self._known:
+            self._known[name] = self._read(name, self._entries[name])
+        return self._known[name]
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What the file says of a source, without what is default; a trace is not read. Raises KeyError."""
+        """What the file says of one, without what is default; nothing else is read. Raises KeyError."""
         return self._entries[name].model_dump(exclude_defaults=True)
+
+    def _read(self, name: str, entry: S) -> T:
+        raise NotImplementedError
+
+
+class DataSources(Catalog[DataShape, DataSource]):
+    """config/data.yaml: wheels, and traces, which are files."""
 
     def _read(self, name: str, entry: DataShape) -> DataSource:
         if entry.trace is None:
@@ -78,31 +86,8 @@ class DataSources(Mapping[str, DataSource]):
         raise ConfigError([problem])
 
 
-class Models(Mapping[str, Model]):
-    """Models by name. A folder is read when its entry is asked for, so a missing one troubles its campaigns alone."""
-
-    def __init__(self, project: Project, document: Document, entries: dict[str, ModelShape]):
-        self._project, self._document, self._entries = project, document, entries
-        self._models: dict[str, Model] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __getitem__(self, name: str) -> Model:
-        """Raises KeyError for an unknown name, ConfigError for a folder that holds no usable model."""
-        if name not in self._models:
-            self._models[name] = self._read(name, self._entries[name])
-        return self._models[name]
-
-    def entry(self, name: str) -> dict[str, Any]:
-        """What the file says of a model, without what is default; a folder is not read. Raises KeyError."""
-        return self._entries[name].model_dump(exclude_defaults=True)
+class Models(Catalog[ModelShape, Model]):
+    """config/models.yaml: folders among them are read for their shape and weights."""
 
     def _read(self, name: str, entry: ModelShape) -> Model:
         spec = ModelSpec(name, **entry.shape.spec_fields()) if entry.shape else ModelSpec(name)
