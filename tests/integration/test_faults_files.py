@@ -95,7 +95,8 @@ DAMAGES = [cut, empty, overwrite, swap, delete, folder, dangle, text]
 
 def test_cell_files(tmp_path):
     """Rows that are not folded yet: a run is killed while they lie there, and some of them are damaged."""
-    space = Trial(tmp_path, {"workload": [{"name": "nap"}], "seed": list(range(NAPS + 2))})
+    slow = {"name": "nap", "seconds": 0.05}  # quicker cells are stored together, in parts
+    space = Trial(tmp_path, {"workload": [slow], "seed": list(range(NAPS + 2))})
     try:
         space.hold_after(NAPS)
         process = space.start(DATABASE)

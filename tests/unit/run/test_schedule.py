@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.run import schedule as scheduling
-from kvfrontier.run.bundle import BUNDLE_S, MAX_BUNDLE
+from kvfrontier.run.bundle import BUNDLE_S, MAX_BUNDLE, QUICK_S
 from kvfrontier.run.schedule import Died, Schedule, Up
 from kvfrontier.run.worker import Report, Task
 
@@ -222,7 +222,7 @@ def test_quick_cells_are_handed_out_together_slow_ones_and_timed_ones_one_by_one
     sizes = [len(bundle) for bundle in pool.bundles]
     assert sizes[:2] == [1, 1] and max(sizes) == (len(NAMES) - 2) // 2 < MAX_BUNDLE, "nobody knows yet; half for each"
     assert sizes[-3:] == [1, 1, 1], "the timed ones"
-    for wall_s, most in ((1.0, 1), (BUNDLE_S / 3.5, 3)):
+    for wall_s, most in ((1.0, 1), (2 * QUICK_S, 1), (BUNDLE_S / 20.5, 20)):
         pool = ScriptedPool()
         pool.wall_s = wall_s
         run(pool, shared=NAMES)

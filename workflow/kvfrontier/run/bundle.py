@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from kvfrontier.run.worker import BUNDLE_S, Report, Task
 
 MAX_BUNDLE = 64
+QUICK_S = 0.006
+"""A cell that takes longer is handed out, and stored, alone: what it costs around it is little beside it."""
 
 
 @dataclass
 class Bundler:
-    """As many as would take `BUNDLE_S` if all were like the slowest of the last ones, at most `most`."""
+    """As many quick ones as would take `BUNDLE_S` if all were like the slowest of the last, at most `most`."""
 
     most: int = MAX_BUNDLE
     _size: int = 1
@@ -30,7 +32,7 @@ class Bundler:
     def learn(self, reports: Iterable[Report]) -> None:
         """See how long cells take."""
         slowest_s = max(report.wall_s for report in reports)
-        self._size = max(1, min(self.most, int(BUNDLE_S / max(slowest_s, 1e-9))))
+        self._size = min(self.most, int(BUNDLE_S / max(slowest_s, 1e-9))) if slowest_s < QUICK_S else 1
 
     def put_back(self, tasks: Sequence[Task], queue: deque[Task]) -> None:
         """Of cells that were lost together nobody knows which it was: each runs again, alone."""
