@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -66,8 +67,9 @@ class Catalog(Mapping[str, T], Generic[S, T]):
         """What the file says of one, without what is default; nothing else is read. Raises KeyError."""
         return self._entries[name].model_dump(exclude_defaults=True)
 
+    @abstractmethod
     def _read(self, name: str, entry: S) -> T:
-        raise NotImplementedError
+        """What the entry stands for."""
 
 
 class DataSources(Catalog[DataShape, DataSource]):
