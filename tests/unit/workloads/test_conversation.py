@@ -132,6 +132,9 @@ class Distribution:
         copy.extensions = self.extensions
         return copy
 
+    def decode(self, tokens):
+        return self.extend([[token] for token in tokens])
+
     def extend(self, tokens):
         self.extensions[0] += 1
         self.fed = [old + tuple(new) for old, new in zip(self.fed, tokens, strict=True)]
@@ -152,6 +155,12 @@ def test_alternatives_are_scored_up_to_where_they_differ():
     expected = [[log_probability(tokens) for tokens in row] for row in distinct]
     assert score_alternatives(asked, asked.logits(), rows) == [pytest.approx(row, abs=1e-5) for row in expected]
     assert asked.fed == [(), ()], "the cache that was asked is left as it was"
+
+
+def test_alternatives_are_the_same_in_steps_of_a_row_alone():
+    asked, rows = Distribution([()]), [[(1, 2, 3, 4), (1, 2, 3, 5), (1, 5), (6, 7)]]
+    block, steps = (score_alternatives(asked, asked.logits(), rows, feed) for feed in ("block", "steps"))
+    assert block == steps and asked.extensions == [3 + 1 + 2 + 3], "beginnings of 1, 2 and 3 tokens, each on a copy"
 
 
 def test_alternatives_with_different_first_tokens_cost_no_extension():

@@ -11,6 +11,7 @@ from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import KVFrontierError
 from kvfrontier.registry import WORKLOADS
 from kvfrontier.strategies.delta_fetch import DeltaFetch
+from kvfrontier.strategies.full import Full
 from kvfrontier.strategies.infinigen import Infinigen
 from kvfrontier.workloads._fetched import fetch_measurements
 from tiny import tiny_llama
@@ -60,6 +61,29 @@ def test_a_row_of_an_answer_without_decoding_is_one_of_the_whole_cache():
         run = WORKLOADS.get("retention")(**case, scoring=scoring).run(session, Infinigen(), seed=0)
         found = [m for m in run if m.metric in ("achieved_budget", "fetched_tokens")]
         assert (found[-1].value < 1.0) == decodes and (len(found) > 1) == decodes
+
+
+@pytest.mark.parametrize("workload", ["retention", "needle", "multi_turn"])
+def test_a_question_in_steps_is_read_with_what_each_step_chose(workload):
+    case = {
+        "retention": {"context_tokens": 420, "conversations": 2, "depths": (0.0,)},
+        "needle": {"context_tokens": 300, "samples": 2, "depths": (0.5,), "answer_tokens": 2},
+        "multi_turn": {"conversations": 2, "distances": (1,)},
+    }[workload]
+    session = TorchSession(tiny_llama(layers=4, vocab=VOCAB, max_positions=4096), toy_tokenizer())
+
+    def margins(strategy, feed):
+        run = list(WORKLOADS.get(workload)(**case, controls=0, feed=feed).run(session, strategy, seed=0))
+        budgets = [m.value for m in run if m.metric == "achieved_budget"]
+        by_item = {(m.request, m.turn): m.value for m in run if m.metric == "retention_margin"}
+        return [by_item[item] for item in sorted(by_item)], budgets[-1]
+
+    full, _ = margins(Full(), "block")
+    assert margins(Full(), "steps")[0] == pytest.approx(full, abs=1e-4)
+    fetching = Infinigen(alpha=None, budget=4, full_layers=1)
+    block, steps = margins(fetching, "block"), margins(fetching, "steps")
+    assert block[0] == pytest.approx(full, abs=1e-4)
+    assert steps[0] != pytest.approx(full, abs=1e-2) and steps[1] < 0.5
 
 
 def log(chosen, most):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from kvfrontier.strategies import STRATEGIES
 
@@ -14,13 +16,27 @@ if TYPE_CHECKING:
     from kvfrontier.engines.base import Sequences, Session
 
 TokenIds = tuple[int, ...]
+Feed = Annotated[
+    Literal["block", "steps"],
+    Field(description="What comes after the compression, at once, or each token as a decode step: for fetching"),
+]
+
+
+def after(asked: Sequences, rows: Sequence[Sequence[int]], feed: Feed) -> Tensor:
+    """Logits `[batch, vocab]` after these tokens of each row; of steps, rows of one length."""
+    if feed == "block":
+        return asked.extend([list(row) for row in rows])
+    for tokens in zip(*rows, strict=True):
+        logits = asked.decode(tokens)
+    return logits
 
 
 def margins(
-    asked: Sequences, logits: Tensor, alternatives: Sequence[Sequence[Sequence[int]]], right: Sequence[int]
-) -> list[float]:
+    asked: Sequences, logits: Tensor, alternatives: Sequence[Sequence[Sequence[int]]], right: Sequence[int],
+    feed: Feed = "block",
+) -> list[float]:  # fmt: skip
     """Log-probability of each row's right alternative (`right`: its place) minus that of the best wrong one."""
-    scores = score_alternatives(asked, logits, alternatives)
+    scores = score_alternatives(asked, logits, alternatives, feed)
     return [
         row[place] - max(score for at, score in enumerate(row) if at != place)
         for row, place in zip(scores, right, strict=True)
@@ -39,23 +55,23 @@ def margins_of_full(
 
 
 def score_alternatives(
-    asked: Sequences, logits: Tensor, alternatives: Sequence[Sequence[Sequence[int]]]
+    asked: Sequences, logits: Tensor, alternatives: Sequence[Sequence[Sequence[int]]], feed: Feed = "block"
 ) -> list[list[float]]:
     """Log-probability of each row's alternatives, up to the token that tells one from all others.
 
     asked: the cache after the question, left as it is; logits: [batch, vocab] after it. Scoring only as far as needed
     gives no advantage to short answers. Usually the first token decides; where alternatives share beginnings, each
-    shared beginning costs one extension of a forked copy.
+    shared beginning costs one extension of a forked copy. Steps: one row alone.
     """
     beginnings = [_shared_beginnings(row) for row in alternatives]
-    after: list[dict[TokenIds, Tensor]] = [{(): row} for row in _log_softmax(logits)]
+    known: list[dict[TokenIds, Tensor]] = [{(): row} for row in _log_softmax(logits)]
     for number in range(max(map(len, beginnings))):
         # A batch advances together: rows with fewer shared beginnings repeat a token whose answer nobody reads.
         fed = [row[number] if number < len(row) else alternatives[at][0][:1] for at, row in enumerate(beginnings)]
-        for at, answer in enumerate(_log_softmax(asked.fork().extend([list(tokens) for tokens in fed]))):
+        for at, answer in enumerate(_log_softmax(after(asked.fork(), fed, feed))):
             if number < len(beginnings[at]):
-                after[at][beginnings[at][number]] = answer
-    return [[_log_probability(tuple(tokens), after[index]) for tokens in row] for index, row in enumerate(alternatives)]
+                known[at][beginnings[at][number]] = answer
+    return [[_log_probability(tuple(tokens), known[index]) for tokens in row] for index, row in enumerate(alternatives)]
 
 
 def _shared_beginnings(alternatives: Sequence[Sequence[int]]) -> list[TokenIds]:
@@ -68,11 +84,11 @@ def _shared_beginnings(alternatives: Sequence[Sequence[int]]) -> list[TokenIds]:
     return [beginning for beginning, count in seen.items() if count > 1]
 
 
-def _log_probability(tokens: TokenIds, after: dict[TokenIds, Tensor]) -> float:
+def _log_probability(tokens: TokenIds, known: dict[TokenIds, Tensor]) -> float:
     """Sum over the tokens while what stands before them is shared with another alternative."""
     total, length = 0.0, 0
-    while length < len(tokens) and tokens[:length] in after:
-        total += float(after[tokens[:length]][tokens[length]])
+    while length < len(tokens) and tokens[:length] in known:
+        total += float(known[tokens[:length]][tokens[length]])
         length += 1
     return total
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from kvfrontier.workloads._choice import Feed, TokenIds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from kvfrontier.strategies.base import Strategy
 
 ALIKE = 2 / 3
-TokenIds = tuple[int, ...]
-Feed = Literal["block", "steps"]
 Score = tuple[float, bool]
 """Log-likelihood of a continuation, and whether it is the greedy one."""
 

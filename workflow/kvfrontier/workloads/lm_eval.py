@@ -14,6 +14,7 @@ from kvfrontier.sources.tasks import DATA, OFFLINE
 from kvfrontier.strategies import STRATEGIES
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount
+from kvfrontier.workloads._choice import Feed
 from kvfrontier.workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ class LmEval(Workload):
     held_back_from: Annotated[
         str, Field(description="Hold back all from the last place of this text on; empty: held_back_tokens alone")
     ] = ""
-    feed: Annotated[
-        Literal["block", "steps"],
-        Field(description="What comes after the compression, at once, or each token as a decode step: for fetching"),
-    ] = "block"
+    feed: Feed = "block"
     side_by_side: Annotated[PositiveInt, Field(description="Contexts in one forward pass")] = 8
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from kvfrontier.sources.text import needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
 from kvfrontier.workloads._chat import question_alone
-from kvfrontier.workloads._choice import contains_value, greedy_answers, margins, margins_of_full
+from kvfrontier.workloads._choice import Feed, after, contains_value, greedy_answers, margins, margins_of_full
 from kvfrontier.workloads._conversation import Filler
 from kvfrontier.workloads._script import FACT_TURN, FACTS, script
 from kvfrontier.workloads._talk import Moment, Talk, Way, moments, talk
@@ -50,8 +50,8 @@ class MultiTurn(Workload):
     (`second_question_correct`): what the first question attends to may have pushed out what the second needs (SCBench,
     Li et al. 2024, arXiv:2412.10319, asks several questions of one cache, too, in longer tasks).
 
-    `scoring`, `fact_survival` and the controls are as in `retention`; `retention_margin` comes with both ways to score.
-    Bytes are of one chat, at its end.
+    `scoring`, `feed`, `fact_survival` and the controls are as in `retention`; `retention_margin` comes with both ways
+    to score. Bytes are of one chat, at its end.
     """
 
     references: ClassVar[tuple[str, ...]] = ("full",)
@@ -74,6 +74,7 @@ class MultiTurn(Workload):
     alternatives: Annotated[int, Field(ge=2, le=24, description="Values to choose from, the right one among them")] = 20
     answer_prefix: Annotated[bool, Field(description="Begin the answer for the model, up to the value")] = True
     answer_tokens: Annotated[PositiveInt, Field(description="Length of a free answer")] = 16
+    feed: Feed = "block"
     filler: Annotated[Filler, Field(description="The other turns: small talk, or passages of natural text")] = (
         "templated"
     )
@@ -106,8 +107,9 @@ class MultiTurn(Workload):
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         account = KVAccount(session)
         talks = [self._talk(session, number, seed) for number in range(self.conversations)]
-        for start in range(0, len(talks), self.side_by_side):
-            batch = talks[start : start + self.side_by_side]
+        width = self.side_by_side if self.feed == "block" else 1  # questions differ in length
+        for start in range(0, len(talks), width):
+            batch = talks[start : start + width]
             later = max(one.later_tokens for one in batch) + self.answer_tokens
             for moment in moments(self.cache, session, strategy, batch, self.distances, later):
                 yield from self._state(session, strategy, batch, moment, account)
@@ -156,8 +158,8 @@ class MultiTurn(Workload):
         self, session: Session, batch: Sequence[Talk], fact: int, asked: Sequences
     ) -> list[tuple[float, float]]:
         """For each chat, whether the fact is answered right, and by what margin. Uses `asked` up."""
-        logits = asked.extend([one.chats[fact].question for one in batch])
-        by_chat = margins(asked, logits, *_choices(batch, fact))
+        logits = after(asked, [one.chats[fact].question for one in batch], self.feed)
+        by_chat = margins(asked, logits, *_choices(batch, fact), self.feed)
         if self.scoring == "forced_choice":
             return [(float(margin > 0), margin) for margin in by_chat]
         answers = greedy_answers(asked, logits, session.tokenizer, self.answer_tokens)

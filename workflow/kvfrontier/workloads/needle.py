@@ -20,7 +20,7 @@ from kvfrontier.sources.text import needed_data
 from kvfrontier.strategies import STRATEGIES
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
-from kvfrontier.workloads._choice import contains_value, greedy_answers, margins
+from kvfrontier.workloads._choice import Feed, after, contains_value, greedy_answers, margins
 from kvfrontier.workloads._haystack import Haystack, hide
 from kvfrontier.workloads._needles import Filler, Hunt, Kind, hunt, sentences
 from kvfrontier.workloads.base import Workload, require_positions
@@ -62,6 +62,9 @@ class NeedleInAHaystack(Workload):
     steps). Every needle comes to every depth, in the same text (`request`). The question is not seen before the cache
     is compressed unless `question_seen`; the answer's beginning never is. `control_no_context`: the question alone,
     answered with the full cache. Bytes are of one text.
+
+    `feed: steps`: the question come as decode steps. As a block they are read like a prompt, with all that is
+    kept: what `infinigen` and its like choose a step has no part in that.
     """
 
     references: ClassVar[tuple[str, ...]] = ("full",)
@@ -86,6 +89,7 @@ class NeedleInAHaystack(Workload):
         Filler, Field(description="The text: five short sentences over and over, generated prose, natural texts")
     ] = "noise"
     question_seen: Annotated[bool, Field(description="Read the question, too, before the cache is compressed")] = False
+    feed: Feed = "block"
     answer_prefix: Annotated[bool, Field(description="Begin the answer for the model, up to the first value")] = True
     answer_tokens: Annotated[PositiveInt, Field(description="Length of the answer")] = 32
     alternatives: Annotated[
@@ -117,9 +121,10 @@ class NeedleInAHaystack(Workload):
 
     def run(self, session: Session, strategy: Strategy, seed: int) -> Iterator[Measurement]:
         account = KVAccount(session)
+        width = self.side_by_side if self.feed == "block" else 1  # questions differ in length
         for shift in range(len(self.depths)):
-            for start in range(0, self.samples, self.side_by_side):
-                numbers = range(start, min(start + self.side_by_side, self.samples))
+            for start in range(0, self.samples, width):
+                numbers = range(start, min(start + width, self.samples))
                 batch = [self._item(session, number, shift, seed) for number in numbers]
                 yield from self._ask(session, strategy, batch, account)
         yield from self._control(session, seed)
@@ -148,12 +153,12 @@ class NeedleInAHaystack(Workload):
         for item, length in zip(batch, lengths, strict=True):
             yield Measurement(CONTEXT_TOKENS, length, item.phases[0], request=item.number)
         yield from _survival(sequences.kept_positions(), batch)
-        logits = sequences.extend(asked)
+        logits = after(sequences, asked, self.feed)
         account.read("question", sequences)
         if batch[0].haystack.alternatives:
             offered = [item.haystack.alternatives for item in batch]
             right = [item.hunt.alternatives.index(item.hunt.asked[0].answer) for item in batch]
-            for item, margin in zip(batch, margins(sequences, logits, offered, right), strict=True):
+            for item, margin in zip(batch, margins(sequences, logits, offered, right, self.feed), strict=True):
                 yield Measurement(RETENTION_MARGIN, margin, item.phases[0], request=item.number, turn=0)
         for item, found in zip(batch, self._found(session, sequences, logits, batch), strict=True):
             for turn, (phase, value) in enumerate(zip(item.phases, found, strict=True)):

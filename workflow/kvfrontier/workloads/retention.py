@@ -23,7 +23,7 @@ from kvfrontier.sources.text import needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
 from kvfrontier.workloads._chat import Chat, TurnCounter, encode, question_alone
-from kvfrontier.workloads._choice import contains_value, greedy_answers, margins, margins_of_full
+from kvfrontier.workloads._choice import Feed, after, contains_value, greedy_answers, margins, margins_of_full
 from kvfrontier.workloads._conversation import Conversation, Filler, converse
 from kvfrontier.workloads.base import Workload, require_positions
 
@@ -58,6 +58,9 @@ class Retention(Workload):
     `fact_survival` is the share of the value's own tokens (said by the user and echoed) that a layer's head still
     keeps when the question comes. Bytes are of one conversation. The controls run with the full cache: the question
     alone, and only the turns after the fact (at most the last quarter); both should be near chance.
+
+    `feed: steps`: question and answers come as decode steps. As a block they are read like a prompt, with all that is
+    kept: what `infinigen` and its like choose a step has no part in that.
     """
 
     references: ClassVar[tuple[str, ...]] = ("full",)
@@ -79,6 +82,7 @@ class Retention(Workload):
     compress: Annotated[
         Literal["history", "every_turn"], Field(description="Once after the whole chat, or after each of its turns")
     ] = "history"
+    feed: Feed = "block"
     filler: Annotated[Filler, Field(description="Turns around the fact: small talk, or passages of natural text")] = (
         "templated"
     )
@@ -117,7 +121,8 @@ class Retention(Workload):
         for depth in self.depths:
             items = self._items(session, depth, seed)
             phase = f"depth={depth:g}"
-            width = self.side_by_side if self.compress == "history" else 1  # turns differ in number
+            # Turns differ in number, questions in length.
+            width = self.side_by_side if self.compress == "history" and self.feed == "block" else 1
             for start in range(0, len(items), width):
                 batch = items[start : start + width]
                 yield from self._ask(session, strategy, batch, phase, account)
@@ -158,7 +163,7 @@ class Retention(Workload):
         for row, item in enumerate(batch):
             yield from fact_survival(positions, row, item.chat.value_positions, phase, item.number)
         asked = read.fork()
-        logits = asked.extend([item.chat.question for item in batch])
+        logits = after(asked, [item.chat.question for item in batch], self.feed)
         account.read("question", asked)
         yield from self._judge(session, batch, asked, logits, phase)
         account.read_fetched(strategy, asked)
@@ -187,7 +192,7 @@ class Retention(Workload):
                 found = contains_value(answer, item.conversation.value, item.conversation.distractors)
                 yield Measurement(RETENTION_CONTAINED, float(found), phase, request=item.number, turn=_distance(item))
             return
-        for item, margin in zip(batch, margins(asked, logits, *_choices(batch)), strict=True):
+        for item, margin in zip(batch, margins(asked, logits, *_choices(batch), self.feed), strict=True):
             yield Measurement(RETENTION_CORRECT, float(margin > 0), phase, request=item.number, turn=_distance(item))
             yield Measurement(RETENTION_MARGIN, margin, phase, request=item.number, turn=_distance(item))
 
