@@ -11,8 +11,13 @@ POINTS = st.lists(st.tuples(st.floats(0, WIDTH), st.floats(0, HEIGHT)), max_size
 
 
 def test_points_at_one_place_stand_side_by_side_around_it():
-    moved = side_by_side([Mark(100, 50, 40, 60)] * 5)
-    assert sorted(moved) == [100 + step * STEP for step in (-2, -1, 0, 1, 2)]
+    moved = side_by_side([Mark(100, 50, 40, 60)] * 3)
+    assert sorted(moved) == [100 - STEP, 100, 100 + STEP]
+
+
+def test_a_crowd_stays_at_its_value_and_lies_over_each_other_evenly():
+    moved = side_by_side([Mark(100, 50, 40, 60)] * 9)
+    assert sorted(moved) == sorted([100 - STEP, 100, 100 + STEP] * 3)
 
 
 def test_points_that_hide_nothing_stay():

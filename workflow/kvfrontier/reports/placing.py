@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 STEP = 9.0
 """Between points side by side; a point is a little wider."""
-MOST_STEPS = 12
+MOST_STEPS = 1
+"""A point is never drawn further from its value than it is wide: where there are more, they lie over each other."""
 CHARACTER, LINE, GAP = 6.6, 11.0, 8.0
 POINT = 5.5
 
@@ -42,15 +43,15 @@ class _Box(NamedTuple):
 
 
 def side_by_side(marks: Sequence[Mark]) -> list[float]:
-    """The x of each mark, moved by as few steps as let no bar or point lie over another one's."""
+    """The x of each mark, moved by MOST_STEPS at most, to where fewest bars and points lie over its own."""
     placed: list[tuple[float, Mark]] = []
     moved = [0.0] * len(marks)
     for index in sorted(range(len(marks)), key=lambda index: (marks[index].x, marks[index].y, index)):
         mark = marks[index]
         near = [x for x, other in placed if _overlap(mark, other)]
         steps = sorted(range(-MOST_STEPS, MOST_STEPS + 1), key=lambda step: (abs(step), -step))
-        free = (mark.x + step * STEP for step in steps)
-        moved[index] = next((x for x in free if all(abs(x - other) >= STEP - 0.5 for other in near)), mark.x)
+        places = [mark.x + step * STEP for step in steps]
+        moved[index] = min(places, key=lambda x: sum(abs(x - other) < STEP - 0.5 for other in near))
         placed.append((moved[index], mark))
     return moved
 
