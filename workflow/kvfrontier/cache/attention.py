@@ -100,10 +100,16 @@ def _weighted_values(weights: Tensor, values: Tensor) -> Tensor:
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset: int) -> Tensor:
     if offset == 0 and queries.shape[2] == keys.shape[2]:
         grouped = queries.shape[1] != keys.shape[1]
-        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
+        rows = _rows(keys), _rows(values)
+        return F.scaled_dot_product_attention(queries, *rows, is_causal=True, scale=scale, enable_gqa=grouped)
     stacked, mask = _stack_with_mask(queries, keys, offset)
     out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
     return out.reshape(*queries.shape[:3], -1)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """A head's tokens one after the other, not every head's in turn: the CPU kernel reads them for each query tile."""
+    return tensor if tensor.is_cuda else tensor.contiguous()
 
 
 def _attend_beside_sinks(
@@ -131,7 +137,7 @@ def _attend_with_lse(
         return _cuda_lse(queries, keys, values, scale)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if square:
-        return flash(queries, keys, values, 0.0, True, scale=scale)
+        return flash(queries, _rows(keys), _rows(values), 0.0, True, scale=scale)
     stacked, mask = _stack_with_mask(queries, keys, offset)
     bias = torch.zeros(mask.shape, dtype=queries.dtype).masked_fill_(~mask, -torch.inf)
     out, lse = flash(stacked, keys, values, 0.0, False, attn_mask=bias, scale=scale)
