@@ -4,6 +4,9 @@
 #   snakemake --profile profiles/slurm                        on a cluster: docs/cluster.md
 #   snakemake --profile profiles/ray                          on a Ray cluster that is there
 # results/CAMPAIGN/: plan/ inputs/ cells/ store/ ledgers/ CAMPAIGN.duckdb report.html figures/ logs/
+import os
+
+from kvfrontier.run.machine import CORES
 from kvfrontier.run.slurm_watch import watch_for_lost_jobs
 from kvfrontier.run.stop_jobs import stop_jobs_on_signal
 from snakemake.exceptions import WorkflowError
@@ -33,6 +36,8 @@ onstart:
     stop_jobs_on_signal()
     if NEEDS.site:
         watch_for_lost_jobs()
+    elif workflow.cores:
+        os.environ[CORES] = str(workflow.cores)
 
 
 rule all:

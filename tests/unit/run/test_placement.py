@@ -103,6 +103,13 @@ def test_limits_of_version_1_count(cgroups):
     assert machine.available_bytes() == 3500
 
 
+def test_no_more_than_snakemake_was_given(cgroups, monkeypatch):
+    cgroups("0::/job", job__cpu_DOT_max="400000 100000")
+    for given, cores in (("1", 1), ("8", 4), ("", 4)):
+        monkeypatch.setenv(machine.CORES, given)
+        assert machine.usable_cores() == cores
+
+
 def test_what_stands_for_no_limit_is_none(cgroups):
     cgroups("0::/", cpu_DOT_max="max 100000", memory_DOT_max="max", memory_DOT_current="7")
     cgroups("4:cpu:/", cpu__cpu_DOT_cfs_quota_us="-1\n", cpu__cpu_DOT_cfs_period_us="100000\n")

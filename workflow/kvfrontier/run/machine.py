@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+CORES = "KVFRONTIER_CORES"
+"""What `snakemake --cores N` leaves to its jobs on this machine."""
 MIB = 2**20
 
 
 def usable_cores() -> int:
-    """Cores this process may run on; less where a quota (`docker --cpus`) or a Slurm allocation grants less."""
+    """Cores this process may run on; less where `--cores`, a quota (`docker --cpus`) or Slurm grants less."""
     cores = len(os.sched_getaffinity(0))
     for folder in _cgroups("cpu"):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
@@ -19,7 +21,8 @@ def usable_cores() -> int:
         period = period or _text(folder / "cpu.cfs_period_us")
         if quota.strip().isdigit() and period.strip().isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
-    return min(cores, _slurm("SLURM_CPUS_PER_TASK") or _slurm("SLURM_CPUS_ON_NODE") or cores)
+    granted = _slurm("SLURM_CPUS_PER_TASK") or _slurm("SLURM_CPUS_ON_NODE") or cores
+    return min(cores, granted, int(os.environ.get(CORES) or cores))
 
 
 def available_bytes() -> int:
