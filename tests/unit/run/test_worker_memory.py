@@ -6,6 +6,7 @@ import os
 import resource
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import pytest
 from kvfrontier.metrics import METRICS
@@ -83,7 +84,8 @@ def test_ten_cells_in_a_row_leave_no_memory_behind(tiny):
         give_back()
         held.append(held_bytes())
     assert len(held) == 10
-    growth = min(held[-3:]) - min(held[:3])  # single cells may end in between two of the C library's own moves
+    # Single cells may end in between two of the C library's own moves: higher at the end, or lower at the beginning.
+    growth = min(held[-3:]) - median(held[:3])
     assert growth < GROWTH_BYTES, f"MiB: {[round(size / 2**20, 1) for size in held]}"
 
 
