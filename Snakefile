@@ -34,10 +34,11 @@ include: "workflow/rules/report.smk"
 
 onstart:
     stop_jobs_on_signal()
+    os.environ.pop(CORES, None)
     if NEEDS.site:
         watch_for_lost_jobs()
-    elif workflow.cores:
-        os.environ[CORES] = str(workflow.cores)
+    elif workflow.resource_settings.cores:
+        os.environ[CORES] = str(workflow.resource_settings.cores)
 
 
 rule all:

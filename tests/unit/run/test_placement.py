@@ -62,6 +62,7 @@ def cgroups(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "meminfo", lambda: {"MemAvailable": 10**12})
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
+    monkeypatch.delenv(machine.CORES, raising=False)
     text, lines = machine._text, []
     monkeypatch.setattr(
         machine, "_text", lambda path: "\n".join(lines) if path == Path("/proc/self/cgroup") else text(path)
@@ -105,7 +106,7 @@ def test_limits_of_version_1_count(cgroups):
 
 def test_no_more_than_snakemake_was_given(cgroups, monkeypatch):
     cgroups("0::/job", job__cpu_DOT_max="400000 100000")
-    for given, cores in (("1", 1), ("8", 4), ("", 4)):
+    for given, cores in (("1", 1), ("8", 4), ("", 4), ("all", 4), ("0", 1), ("-2", 4)):
         monkeypatch.setenv(machine.CORES, given)
         assert machine.usable_cores() == cores
 

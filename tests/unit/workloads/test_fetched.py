@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 import torch
 from kvfrontier.cache.fetch_log import FetchLog
+from kvfrontier.engines._torch_sequences import TorchSequences
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import KVFrontierError
 from kvfrontier.registry import WORKLOADS
@@ -64,11 +65,11 @@ def test_a_row_of_an_answer_without_decoding_is_one_of_the_whole_cache():
 
 
 @pytest.mark.parametrize("workload", ["retention", "needle", "multi_turn"])
-def test_a_question_in_steps_is_read_with_what_each_step_chose(workload):
+def test_a_question_in_steps_is_read_with_what_each_step_chose(workload, monkeypatch):
     case = {
         "retention": {"context_tokens": 420, "conversations": 2, "depths": (0.0,)},
         "needle": {"context_tokens": 300, "samples": 2, "depths": (0.5,), "answer_tokens": 2},
-        "multi_turn": {"conversations": 2, "distances": (1,)},
+        "multi_turn": {"conversations": 2, "distances": (1,), "cache": "re_prefilled", "second_question": False},
     }[workload]
     session = TorchSession(tiny_llama(layers=4, vocab=VOCAB, max_positions=4096), toy_tokenizer())
 
@@ -78,12 +79,27 @@ def test_a_question_in_steps_is_read_with_what_each_step_chose(workload):
         by_item = {(m.request, m.turn): m.value for m in run if m.metric == "retention_margin"}
         return [by_item[item] for item in sorted(by_item)], budgets[-1]
 
+    calls = Counter()
+    for name in ("extend", "decode"):
+        monkeypatch.setattr(TorchSequences, name, counted(calls, getattr(TorchSequences, name)))
     full, _ = margins(Full(), "block")
-    assert margins(Full(), "steps")[0] == pytest.approx(full, abs=1e-4)
+    assert calls["extend"] > len(full), "choices that begin alike are told apart on copies, after the questions"
     fetching = Infinigen(alpha=None, budget=4, full_layers=1)
-    block, steps = margins(fetching, "block"), margins(fetching, "steps")
+    block = margins(fetching, "block")
     assert block[0] == pytest.approx(full, abs=1e-4)
+    calls.clear()
+    assert margins(Full(), "steps")[0] == pytest.approx(full, abs=1e-4)
+    steps = margins(fetching, "steps")
+    assert calls["extend"] == 0 and calls["decode"] > 2 * len(full)
     assert steps[0] != pytest.approx(full, abs=1e-2) and steps[1] < 0.5
+
+
+def counted(calls, method):
+    def call(*arguments, **settings):
+        calls[method.__name__] += 1
+        return method(*arguments, **settings)
+
+    return call
 
 
 def log(chosen, most):

@@ -109,7 +109,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, offset:
 
 def _rows(tensor: Tensor) -> Tensor:
     """A head's tokens one after the other, not every head's in turn: the CPU kernel reads them for each query tile."""
-    return tensor if tensor.is_cuda else tensor.contiguous()
+    return tensor.contiguous() if tensor.device.type == "cpu" else tensor
 
 
 def _attend_beside_sinks(

@@ -22,7 +22,8 @@ def usable_cores() -> int:
         if quota.strip().isdigit() and period.strip().isdigit():
             cores = min(cores, max(1, int(quota) // int(period)))
     granted = _slurm("SLURM_CPUS_PER_TASK") or _slurm("SLURM_CPUS_ON_NODE") or cores
-    return min(cores, granted, int(os.environ.get(CORES) or cores))
+    given = os.environ.get(CORES, "")
+    return max(1, min(cores, granted, int(given) if given.isdigit() else cores))
 
 
 def available_bytes() -> int:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 TokenIds = tuple[int, ...]
 Feed = Annotated[
     Literal["block", "steps"],
-    Field(description="What comes after the compression, at once, or each token as a decode step: for fetching"),
+    Field(description="How a question and its answers are read: at once, or token by token, as decode steps"),
 ]
 
 
-def after(asked: Sequences, rows: Sequence[Sequence[int]], feed: Feed) -> Tensor:
+def logits_after(asked: Sequences, rows: Sequence[Sequence[int]], feed: Feed) -> Tensor:
     """Logits `[batch, vocab]` after these tokens of each row; of steps, rows of one length."""
     if feed == "block":
         return asked.extend([list(row) for row in rows])
@@ -68,7 +68,7 @@ def score_alternatives(
     for number in range(max(map(len, beginnings))):
         # A batch advances together: rows with fewer shared beginnings repeat a token whose answer nobody reads.
         fed = [row[number] if number < len(row) else alternatives[at][0][:1] for at, row in enumerate(beginnings)]
-        for at, answer in enumerate(_log_softmax(after(asked.fork(), fed, feed))):
+        for at, answer in enumerate(_log_softmax(logits_after(asked.fork(), fed, feed))):
             if number < len(beginnings[at]):
                 known[at][beginnings[at][number]] = answer
     return [[_log_probability(tuple(tokens), known[index]) for tokens in row] for index, row in enumerate(alternatives)]

@@ -23,7 +23,7 @@ from kvfrontier.sources.text import needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
 from kvfrontier.workloads._chat import question_alone
-from kvfrontier.workloads._choice import Feed, after, contains_value, greedy_answers, margins, margins_of_full
+from kvfrontier.workloads._choice import Feed, contains_value, greedy_answers, logits_after, margins, margins_of_full
 from kvfrontier.workloads._conversation import Filler
 from kvfrontier.workloads._script import FACT_TURN, FACTS, script
 from kvfrontier.workloads._talk import Moment, Talk, Way, moments, talk
@@ -51,7 +51,8 @@ class MultiTurn(Workload):
     Li et al. 2024, arXiv:2412.10319, asks several questions of one cache, too, in longer tasks).
 
     `scoring`, `feed`, `fact_survival` and the controls are as in `retention`; `retention_margin` comes with both ways
-    to score. Bytes are of one chat, at its end.
+    to score. Turns are read at once whatever `feed` says, the answered one among them. Bytes are of one chat, at its
+    end.
     """
 
     references: ClassVar[tuple[str, ...]] = ("full",)
@@ -158,7 +159,7 @@ class MultiTurn(Workload):
         self, session: Session, batch: Sequence[Talk], fact: int, asked: Sequences
     ) -> list[tuple[float, float]]:
         """For each chat, whether the fact is answered right, and by what margin. Uses `asked` up."""
-        logits = after(asked, [one.chats[fact].question for one in batch], self.feed)
+        logits = logits_after(asked, [one.chats[fact].question for one in batch], self.feed)
         by_chat = margins(asked, logits, *_choices(batch, fact), self.feed)
         if self.scoring == "forced_choice":
             return [(float(margin > 0), margin) for margin in by_chat]

@@ -20,7 +20,7 @@ from kvfrontier.sources.text import needed_data
 from kvfrontier.strategies import STRATEGIES
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
-from kvfrontier.workloads._choice import Feed, after, contains_value, greedy_answers, margins
+from kvfrontier.workloads._choice import Feed, contains_value, greedy_answers, logits_after, margins
 from kvfrontier.workloads._haystack import Haystack, hide
 from kvfrontier.workloads._needles import Filler, Hunt, Kind, hunt, sentences
 from kvfrontier.workloads.base import Workload, require_positions
@@ -63,8 +63,8 @@ class NeedleInAHaystack(Workload):
     is compressed unless `question_seen`; the answer's beginning never is. `control_no_context`: the question alone,
     answered with the full cache. Bytes are of one text.
 
-    `feed: steps`: the question come as decode steps. As a block they are read like a prompt, with all that is
-    kept: what `infinigen` and its like choose a step has no part in that.
+    `feed: steps`: the question and the choices come as decode steps. As a block they are read like a prompt, with all
+    that is kept: what `infinigen` and its like choose a step has a part in the free answer alone.
     """
 
     references: ClassVar[tuple[str, ...]] = ("full",)
@@ -153,7 +153,7 @@ class NeedleInAHaystack(Workload):
         for item, length in zip(batch, lengths, strict=True):
             yield Measurement(CONTEXT_TOKENS, length, item.phases[0], request=item.number)
         yield from _survival(sequences.kept_positions(), batch)
-        logits = after(sequences, asked, self.feed)
+        logits = logits_after(sequences, asked, self.feed)
         account.read("question", sequences)
         if batch[0].haystack.alternatives:
             offered = [item.haystack.alternatives for item in batch]

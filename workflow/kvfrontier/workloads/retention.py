@@ -23,7 +23,7 @@ from kvfrontier.sources.text import needed_data
 from kvfrontier.workloads import workload
 from kvfrontier.workloads._account import KVAccount, fact_survival, kept_counts, require_acted
 from kvfrontier.workloads._chat import Chat, TurnCounter, encode, question_alone
-from kvfrontier.workloads._choice import Feed, after, contains_value, greedy_answers, margins, margins_of_full
+from kvfrontier.workloads._choice import Feed, contains_value, greedy_answers, logits_after, margins, margins_of_full
 from kvfrontier.workloads._conversation import Conversation, Filler, converse
 from kvfrontier.workloads.base import Workload, require_positions
 
@@ -60,7 +60,8 @@ class Retention(Workload):
     alone, and only the turns after the fact (at most the last quarter); both should be near chance.
 
     `feed: steps`: question and answers come as decode steps. As a block they are read like a prompt, with all that is
-    kept: what `infinigen` and its like choose a step has no part in that.
+    kept: what `infinigen` and its like choose a step has no part in that. What was fetched, and `achieved_budget` of
+    such a strategy, are of the question's steps.
     """
 
     references: ClassVar[tuple[str, ...]] = ("full",)
@@ -163,7 +164,7 @@ class Retention(Workload):
         for row, item in enumerate(batch):
             yield from fact_survival(positions, row, item.chat.value_positions, phase, item.number)
         asked = read.fork()
-        logits = after(asked, [item.chat.question for item in batch], self.feed)
+        logits = logits_after(asked, [item.chat.question for item in batch], self.feed)
         account.read("question", asked)
         yield from self._judge(session, batch, asked, logits, phase)
         account.read_fetched(strategy, asked)
