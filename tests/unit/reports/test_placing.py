@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvfrontier.reports.placing import GAP, LINE, POINT, STEP, Mark, _box, label_places, side_by_side
+from kvfrontier.reports.placing import GAP, LINE, MOST_STEPS, POINT, STEP, Mark, _box, label_places, side_by_side
 
 WIDTH, HEIGHT = 420, 280
 POINTS = st.lists(st.tuples(st.floats(0, WIDTH), st.floats(0, HEIGHT)), max_size=30)
 
 
 def test_points_at_one_place_stand_side_by_side_around_it():
-    moved = side_by_side([Mark(100, 50, 40, 60)] * 3)
-    assert sorted(moved) == [100 - STEP, 100, 100 + STEP]
+    moved = side_by_side([Mark(100, 50, 40, 60)] * 5)
+    assert sorted(moved) == [100 + step * STEP for step in (-2, -1, 0, 1, 2)]
 
 
 def test_a_crowd_stays_at_its_value_and_lies_over_each_other_evenly():
-    moved = side_by_side([Mark(100, 50, 40, 60)] * 9)
-    assert sorted(moved) == sorted([100 - STEP, 100, 100 + STEP] * 3)
+    moved = side_by_side([Mark(100, 50, 40, 60)] * 10)
+    assert sorted(moved) == sorted([100 + step * STEP for step in (-2, -1, 0, 1, 2)] * 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(POINTS)
+def test_no_point_is_drawn_far_from_its_value(points):
+    marks = [Mark(x, y, y - 20, y + 20) for x, y in points]
+    assert all(abs(x - mark.x) <= MOST_STEPS * STEP + 1e-9 for x, mark in zip(side_by_side(marks), marks, strict=True))
 
 
 def test_points_that_hide_nothing_stay():

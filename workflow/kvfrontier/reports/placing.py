@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 STEP = 9.0
 """Between points side by side; a point is a little wider."""
-MOST_STEPS = 1
-"""A point is never drawn further from its value than it is wide: where there are more, they lie over each other."""
+MOST_STEPS = 2
+"""A point is never drawn further from its value than two are wide: where there are more, they lie over each other."""
 CHARACTER, LINE, GAP = 6.6, 11.0, 8.0
 POINT = 5.5
 
