@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What a 2 x 2 sweep of vLLM costs beside its own work: a campaign of ours, and `vllm bench sweep` with its settings.
 
-j  seconds a point of everything that is no benchmark: starting engines and clients, imports, warm-up, writing results
+k  seconds a point of everything that is no benchmark: starting engines and clients, imports, warm-up, writing results
    (goal: at most a fifth of what `vllm bench sweep` takes)
 
 Two settings of the engine (max_num_batched_tokens) times two prompt lengths, repeated; the packaged model, float32.

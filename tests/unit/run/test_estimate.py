@@ -126,6 +126,12 @@ def test_a_decode_bound_cell_is_modelled_within_a_factor_of_four_of_what_was_mea
     assert 9 / 4 < modelled < 9 * 4
 
 
+def test_a_task_is_modelled_within_a_factor_of_four_of_what_was_measured():
+    # SmolLM2-135M, 16 documents with five examples each: 11 s a cell over the whole of study_accuracy.
+    modelled = modelled_s(SPEC, SLOW, {"dtype": "float32"}, {"task": "piqa", "num_fewshot": 5, "documents": 16})
+    assert 11 / 4 < modelled < 11 * 4
+
+
 @pytest.mark.parametrize("spec", [None, ModelSpec("hub")])
 @pytest.mark.parametrize("device", [None, Device("g", "cuda")])
 @pytest.mark.parametrize("workload", [{}, {"context_tokens": None, "batch_size": "x", "repeats": 0, "depths": []}])

@@ -22,6 +22,8 @@ PARAMETERS = 10**9
 """Of a model whose shape is not known before it is fetched."""
 CONTEXT_TOKENS, OUTPUT_TOKENS = 512, 32
 """Of a workload that has no such parameter."""
+TASK_TOKENS, TASK_STEPS = 40, 2
+"""Of a document of a multiple-choice task, or an example before it; its answers are read in about two steps' time."""
 ROUNDS = (
     "repeats", "conversations", "documents", "questions", "samples", "limit", "depths", "requests", "chats", "turns",
 )  # fmt: skip
@@ -38,8 +40,11 @@ def modelled_s(
     element_bytes = 4 if engine.get("dtype", "float32" if known.kind == "cpu" else "") == "float32" else 2
     model = Roofline(_with_shape(spec or ModelSpec("unknown")), known, element_bytes, EFFICIENCY)
     batch = _count(workload, "batch_size", 1)
-    context = next((_count(workload, name, 0) for name in CONTEXTS if workload.get(name)), CONTEXT_TOKENS)
-    output = max((_count(workload, name, 0) for name in OUTPUTS), default=0) or OUTPUT_TOKENS
+    usual_context, usual_output = CONTEXT_TOKENS, OUTPUT_TOKENS
+    if "num_fewshot" in workload:
+        usual_context, usual_output = TASK_TOKENS * (1 + _count(workload, "num_fewshot", 0)), TASK_STEPS
+    context = next((_count(workload, name, 0) for name in CONTEXTS if workload.get(name)), usual_context)
+    output = max((_count(workload, name, 0) for name in OUTPUTS), default=0) or usual_output
     rounds = prod(_count(workload, name, 1) for name in ROUNDS)
     prompts = [context] * batch
     return rounds * (model.prefill_s(prompts, False) + output * model.step_s(batch, batch * (context + output / 2)))
