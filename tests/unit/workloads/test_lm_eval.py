@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from fake_session import FakeSession
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import KVFrontierError, Unsupported
+from kvfrontier.metrics import METRICS
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
 from kvfrontier.sources import tasks as sources
 from kvfrontier.workloads import _lm_eval_tasks as lm_eval_tasks
@@ -244,6 +245,25 @@ def test_scores_are_lm_evals_and_follow_from_the_log_likelihoods():
     mean = sum(values(found, "acc")) / 6
     (error,) = (one.value for one in found["standard_error"] if one.phase == "acc")
     assert error == pytest.approx((mean * (1 - mean) / 5) ** 0.5)
+
+
+def test_a_cell_says_what_guessing_and_always_the_same_place_would_get(monkeypatch):
+    """Of the documents that are asked: three to five choices, the right one at the places 0, 1 and 2."""
+
+    def document(number):
+        letters = list("ABCDE"[: 3 + number % 3])
+        choices = {"text": [f"thing {letter}" for letter in letters], "label": letters}
+        return {"question": f"Which is {WORDS[number]}?", "choices": choices, "answerKey": "ABC"[number // 5]}
+
+    monkeypatch.setattr(lm_eval_tasks, "documents", lambda task: [document(number) for number in range(12)])
+    found = measure(session(), FULL, task="arc_easy", documents=7)
+    asked = [one.request for one in found["acc"]]
+    guess, majority = (found[f"{name}_accuracy"] for name in ("guess", "majority"))
+    assert [one.value for one in guess] == [pytest.approx(sum(1 / (3 + number % 3) for number in asked) / 7)]
+    assert [one.value for one in majority] == [max(Counter(number // 5 for number in asked).values()) / 7]
+    for (one,) in (guess, majority):
+        assert (one.phase, one.request, METRICS[one.metric].role, METRICS[one.metric].kind) == ("", None, "", "value")
+    assert not {"guess_accuracy", "majority_accuracy"} & set(measure(session(), FULL, task="lambada_openai"))
 
 
 def test_a_context_is_read_once_and_the_full_cache_asked_once_a_session(monkeypatch):

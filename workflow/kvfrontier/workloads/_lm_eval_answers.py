@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -19,7 +20,9 @@ from kvfrontier.metrics import (
     EVICTED_TOKENS,
     EXACT_MATCH,
     FULL_AGREEMENT,
+    GUESS_ACCURACY,
     LOG_LIKELIHOOD,
+    MAJORITY_ACCURACY,
     MARGIN_CHANGE,
     STANDARD_ERROR,
     TASK_SCORE,
@@ -77,7 +80,8 @@ def evaluated(model: SessionLM, loaded: Loaded, seed: int) -> Evaluation:
         scores = {name: sample[name] for name in sample["metrics"] if name in averaged}
         by_document[number].scores |= {(name, sample["filter"]): float(value) for name, value in scores.items()}
     answers = list(by_document.values())
-    return Evaluation(answers, dict(_totals(found["results"][loaded.name], averaged)) | _errors(answers))
+    totals = dict(_totals(found["results"][loaded.name], averaged))
+    return Evaluation(answers, totals | _errors(answers) | _floors(answers))
 
 
 def measurements(own: Evaluation, full: Evaluation) -> Iterator[Measurement]:
@@ -148,6 +152,15 @@ def _errors(answers: list[Answer]) -> dict[tuple[str, str], float]:
         return {}
     by_score = {key: [answer.scores[key] for answer in answers] for key in answers[0].scores}
     return {(STANDARD_ERROR, _phase(*key)): mean_stderr(values) for key, values in by_score.items()}
+
+
+def _floors(answers: list[Answer]) -> dict[tuple[str, str], float]:
+    """Accuracies that need no model: guessing, and always the same place. Of multiple choice alone."""
+    right = Counter(place for answer in answers for place in answer.right)
+    if not right:
+        return {}
+    guessed = fmean(len(answer.right) / len(answer.log_likelihoods) for answer in answers)
+    return {(GUESS_ACCURACY, ""): guessed, (MAJORITY_ACCURACY, ""): max(right.values()) / len(answers)}
 
 
 def _phase(name: str, way: str) -> str:
