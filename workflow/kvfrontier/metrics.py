@@ -182,11 +182,11 @@ ACC_NORM = _metric(
     kind="proportion", role="quality",
 )  # fmt: skip
 EXACT_MATCH = _metric(
-    "exact_match", "share", "higher", "lm-eval's exact_match of a generated answer; phase: how it was read off",
+    "exact_match", "share", "higher", "lm-eval's exact_match of a generated answer, by the task's first filter",
     kind="proportion", role="quality",
 )  # fmt: skip
 TASK_SCORE = _metric(
-    "task_score", "score", "neither", "Any other score that an lm-eval task gives a document; phase: its name",
+    "task_score", "score", "neither", "Any other score that an lm-eval task gives a document; phase: name, filter",
     nature="computed",
 )  # fmt: skip
 STANDARD_ERROR = _metric("standard_error", "share", "lower", "lm-eval's standard error of the score named by the phase")
