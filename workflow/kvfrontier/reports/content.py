@@ -109,29 +109,6 @@ def guard_rails(connection: duckdb.DuckDBPyConnection) -> TextTable:
     )
 
 
-def short_contexts(connection: duckdb.DuckDBPyConnection) -> TextTable:
-    """Where contexts of tasks are too short for a budget: nothing is lost, or a quarter more is held than was asked."""
-    rows = connection.sql("""
-        WITH held AS (
-          SELECT model, workload_label, without_budget(strategy_label) AS series, budget,
-            max(n) FILTER (metric = 'context_tokens') AS documents,
-            max(mean) FILTER (metric = 'context_tokens') AS tokens,
-            max(mean) FILTER (metric = 'effective_budget') AS held,
-            1 - max(mean) FILTER (metric = 'budget_bites') AS untouched
-          FROM configurations WHERE phase IS NULL AND budget < 1 GROUP BY ALL
-        )
-        SELECT model, workload_label, max(documents)::VARCHAR, format('{:.0f}', max(tokens)), series,
-          string_agg(format('{:g}: {:.2f}', budget, held), ', ' ORDER BY budget),
-          format('{:.0f} %', 100 * max(untouched))
-        FROM held WHERE untouched > 0 OR held > 1.25 * budget GROUP BY ALL ORDER BY ALL
-    """).fetchall()
-    return TextTable(
-        ("model", "task", "documents", "mean tokens", "strategy", "asked: held", "lost nothing, at most"),
-        [list(row) for row in rows],
-        "No context of a task was too short for its budget.",
-    )
-
-
 def provenance(connection: duckdb.DuckDBPyConnection) -> TextTable:
     """Machines, code and packages behind the numbers; every value that occurs."""
     values = connection.sql("""
