@@ -1,4 +1,4 @@
-"""What the page says of lm-eval's tasks: skill to be lost, and contexts that are too short."""
+"""What the page says of lm-eval's tasks: skill to be lost, contexts too short, and which comparisons it leaves out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from kvfrontier.metrics import Measurement
 from kvfrontier.plan.cell import Cell, Component
 from kvfrontier.reports.chart import charts, data_of
+from kvfrontier.reports.content import MOST_PAIRED, paired_tables
 from kvfrontier.reports.page import write_report
 from kvfrontier.reports.tasks import TO_BE_SHOWN, full_cache, short_contexts
 from kvfrontier.store.database import build_database
@@ -186,3 +187,30 @@ def test_the_chart_of_accuracy_has_a_line_at_guessing_where_there_are_choices(fl
     without = table.set_column(place, "guess", pa.nulls(table.num_rows, pa.float64()))
     assert GUESS_DRAWN not in json.dumps(found.draw(without).to_dict()["spec"])
 
+
+def many_tasks(count: int) -> dict[Cell, list[Measurement]]:
+    """Under the full cache and another: acc, acc_norm and a margin of four documents each."""
+    metrics = ("acc", "acc_norm", "answer_margin")
+    values = [Measurement(name, float(number > 1), request=number) for name in metrics for number in range(4)]
+    return {
+        asked(how, f"task{number:02}"): values for number in range(count) for how in (FULL, strategy("h2o", budget=0.1))
+    }
+
+
+def test_tables_that_a_page_has_no_room_for_are_counted_and_both_kinds_stay(tmp_path):
+    with published(tmp_path, many_tasks(14)) as connection:
+        found = paired_tables(connection)
+    assert len(found.shown) == MOST_PAIRED and found.left_out == 14 * 3 - MOST_PAIRED
+    kinds = [(one["workload"], one["heading"].split(" ")[0]) for one in found.shown]
+    labels = [f"lm_eval(task=task{number:02})" for number in range(MOST_PAIRED // 2)]
+    assert kinds == [(label, metric) for label in labels for metric in ("acc", "answer_margin")]
+    page = write_report(tmp_path / "results" / "measured").read_text()
+    assert f"{found.left_out} more tables" in page and "<code>kvfrontier paired measured</code> prints all" in page
+
+
+def test_all_tables_that_fit_are_shown_each_task_by_itself(tmp_path):
+    with published(tmp_path, many_tasks(2)) as connection:
+        found = paired_tables(connection)
+    metrics = [one["heading"].split(" ")[0] for one in found.shown]
+    assert metrics == ["acc", "acc_norm", "answer_margin"] * 2 and found.left_out == 0
+    assert "more tables" not in write_report(tmp_path / "results" / "measured").read_text()
