@@ -66,12 +66,9 @@ DECODE_TOKENS_PER_S = _metric(
     "decode_tokens_per_s", "tokens/s", "higher", "Output tokens after the first / decode time", role="cost"
 )
 OUTPUT_TOKENS_PER_S_PER_GB = _metric(
-    "output_tokens_per_s_per_gb",
-    "tokens/s/GB",
-    "higher",
-    "output_tokens_per_s / peak KV bytes in GB (10^9), all tiers",
-    role="cost",
-)
+    "output_tokens_per_s_per_gb", "tokens/s/GB", "higher",
+    "output_tokens_per_s / peak KV bytes in GB (10^9), all tiers", role="cost",
+)  # fmt: skip
 REQUEST_LATENCY_S = _metric(
     "request_latency_s", "s", "lower", "Arrival of a request to its last output token", role="cost"
 )
@@ -185,11 +182,11 @@ ACC_NORM = _metric(
     kind="proportion", role="quality",
 )  # fmt: skip
 EXACT_MATCH = _metric(
-    "exact_match", "share", "higher", "lm-eval's exact_match of a generated answer; phase: how it was read off",
+    "exact_match", "share", "higher", "lm-eval's exact_match of a generated answer, by the task's first filter",
     kind="proportion", role="quality",
 )  # fmt: skip
 TASK_SCORE = _metric(
-    "task_score", "score", "neither", "Any other score that an lm-eval task gives a document; phase: its name",
+    "task_score", "score", "neither", "Any other score that an lm-eval task gives a document; phase: name, filter",
     nature="computed",
 )  # fmt: skip
 STANDARD_ERROR = _metric("standard_error", "share", "lower", "lm-eval's standard error of the score named by the phase")
@@ -212,32 +209,30 @@ BUDGET_BITES = _metric(
     "budget_bites", "share", "neither", "A context lost a token; 0: too short for the budget to change anything",
     kind="proportion", nature="exact",
 )  # fmt: skip
+GUESS_ACCURACY = _metric(
+    "guess_accuracy", "share", "neither", "acc of a random guess: right choices / choices of a document, mean",
+    nature="exact",
+)  # fmt: skip
+MAJORITY_ACCURACY = _metric(
+    "majority_accuracy", "share", "neither", "Share of the documents whose right choice is at the most frequent place",
+    nature="exact",
+)  # fmt: skip
 
 RETENTION_CORRECT = _metric(
-    "retention_correct",
-    "share",
-    "higher",
-    "Forced choice names the fact among the alternatives",
-    kind="proportion",
-    role="quality",
-)
+    "retention_correct", "share", "higher", "Forced choice names the fact among the alternatives",
+    kind="proportion", role="quality",
+)  # fmt: skip
 RETENTION_MARGIN = _metric(
-    "retention_margin",
-    "nat",
-    "higher",
-    "Log-probability of the fact minus that of the best alternative",
+    "retention_margin", "nat", "higher", "Log-probability of the fact minus that of the best alternative",
     role="quality",
-)
+)  # fmt: skip
 RETENTION_CONTAINED = _metric(
     "retention_contained", "share", "higher", "Free-text answer contains the fact", kind="proportion", role="quality"
 )
 SECOND_QUESTION_CORRECT = _metric(
-    "second_question_correct",
-    "share",
-    "higher",
-    "A fact answered right after another one was asked for on the same cache",
-    kind="proportion",
-)
+    "second_question_correct", "share", "higher",
+    "A fact answered right after another one was asked for on the same cache", kind="proportion",
+)  # fmt: skip
 SECOND_QUESTION_MARGIN = _metric(
     "second_question_margin", "nat", "higher", "As retention_margin, after another fact was asked for on the same cache"
 )

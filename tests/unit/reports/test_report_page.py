@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 import pyarrow as pa
 import pytest
 from kvfrontier.reports.chart import charts, data_of
-from kvfrontier.reports.content import short_contexts
 from kvfrontier.reports.figures import _shortened, draw_all
 from kvfrontier.reports.page import script_json, write_report
 from kvfrontier.reports.style import MOST_CONFIGURATIONS, MOST_PANELS, MOST_POINTS, inline, readable
@@ -77,6 +76,12 @@ def test_the_page_says_what_is_beyond_chance_and_what_each_axis_counts(page):
     assert "Not told apart does not mean equal" in text and "Device KV: keys, values" in text
 
 
+def test_the_page_says_what_the_full_cache_can_do_before_what_is_lost_of_it(page):
+    text = page.read_text()
+    assert 0 < text.index("<h3>What the full cache can do</h3>") < text.index("How accuracy falls with the budget</h3>")
+    assert "guessing</td>" in text and "more tables" not in text
+
+
 def test_legends_say_only_what_tells_strategies_apart(connection):
     short = {"h2o": "h2o(a=1)"}
     table = pa.table(
@@ -123,9 +128,3 @@ def test_points_on_the_frontier_are_kept_first():
     shown = readable(table)
     assert shown.num_rows == MOST_POINTS
     assert shown["on_frontier"].to_pylist()[-1]
-
-
-def test_the_page_tells_where_contexts_are_too_short_for_the_budget(connection):
-    table = short_contexts(connection)
-    assert {row[4] for row in table.rows} == {"h2o", "streaming_llm"}
-    assert {tuple(row[5:]) for row in table.rows} == {("0.1: 0.25, 0.3: 0.30, 0.5: 0.50", "8 %")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 import pytest
@@ -11,9 +11,11 @@ import torch
 from fake_session import FakeSession
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.errors import KVFrontierError, Unsupported
+from kvfrontier.metrics import METRICS
 from kvfrontier.registry import ENGINES, STRATEGIES, WORKLOADS
 from kvfrontier.sources import tasks as sources
 from kvfrontier.workloads import _lm_eval_tasks as lm_eval_tasks
+from kvfrontier.workloads._lm_eval_model import SessionLM
 from kvfrontier.workloads._scoring import Question, batches
 from packaged_model import packaged_model
 from tiny import tiny_llama
@@ -246,6 +248,40 @@ def test_scores_are_lm_evals_and_follow_from_the_log_likelihoods():
     assert error == pytest.approx((mean * (1 - mean) / 5) ** 0.5)
 
 
+def test_a_cell_says_what_guessing_and_always_the_same_place_would_get(monkeypatch):
+    """Of the documents that are asked: three to five choices, the right one at the places 0, 1 and 2."""
+
+    def document(number):
+        letters = list("ABCDE"[: 3 + number % 3])
+        choices = {"text": [f"thing {letter}" for letter in letters], "label": letters}
+        return {"question": f"Which is {WORDS[number]}?", "choices": choices, "answerKey": "ABC"[number // 5]}
+
+    monkeypatch.setattr(lm_eval_tasks, "documents", lambda task: [document(number) for number in range(12)])
+    found = measure(session(), FULL, task="arc_easy", documents=7)
+    asked = [one.request for one in found["acc"]]
+    guess, majority = (found[f"{name}_accuracy"] for name in ("guess", "majority"))
+    assert [one.value for one in guess] == [pytest.approx(sum(1 / (3 + number % 3) for number in asked) / 7)]
+    assert [one.value for one in majority] == [max(Counter(number // 5 for number in asked).values()) / 7]
+    for (one,) in (guess, majority):
+        assert (one.phase, one.request, METRICS[one.metric].role, METRICS[one.metric].kind) == ("", None, "", "value")
+    assert not {"guess_accuracy", "majority_accuracy"} & set(measure(session(), FULL, task="lambada_openai"))
+
+
+def test_a_second_way_to_read_an_answer_is_no_second_item(monkeypatch):
+    """Four answers, read by GSM8K's `strict-match` and by its `flexible-extract`; all should be 2."""
+    said = iter(["#### 2", "It must be 2", "#### 3, or 2", "Who knows?"])
+    monkeypatch.setattr(SessionLM, "_has_ended", lambda *_: True)
+    monkeypatch.setattr(SessionLM, "_text", lambda *_: next(said))
+    found = measure(session(), FULL, task="gsm8k", documents=4, num_fewshot=0)
+    strict, flexible = found["exact_match"], found["task_score"]
+    other = "exact_match, flexible-extract"
+    assert ({one.phase for one in strict}, {one.phase for one in flexible}) == ({""}, {other})
+    assert len(strict) == len({one.request for one in strict}) == 4
+    assert sorted((a.value, b.value) for a, b in zip(strict, flexible, strict=True)) == [(0, 0), (0, 1), (0, 1), (1, 1)]
+    assert [one.request for one in strict] == [one.request for one in flexible]
+    assert {one.phase for one in found["standard_error"]} == {"exact_match", other}
+
+
 def test_a_context_is_read_once_and_the_full_cache_asked_once_a_session(monkeypatch):
     shared, read = session(), []
     from fake_session import FakeSequences
@@ -362,6 +398,6 @@ def test_with_the_whole_budget_log_likelihoods_are_those_of_lm_evals_own_model()
         expected = [[one[0][0] for one in sample["resps"]] for sample in result["samples"][task]]
         for answer, row in zip(ours.answers, expected, strict=True):
             assert answer.log_likelihoods == pytest.approx(row, abs=1e-4), task
-        assert {answer.scores["acc", "none"] for answer in ours.answers} == {
+        assert {answer.scores["acc", ""] for answer in ours.answers} == {
             sample["acc"] for sample in result["samples"][task]
         }

@@ -19,6 +19,8 @@ BYTES_COUNTED = (
     "fetched. All KV: all of it."
 )
 MARK = "*"
+NONE = "-"
+"""There can be no such value; one that was not measured is empty."""
 GIVEN = "="
 """After a retention that is the full cache's by construction."""
 MOST_ROWS = 40
@@ -41,7 +43,9 @@ class TextTable:
     @property
     def numeric(self) -> tuple[bool, ...]:
         """For each column: does every value in it begin with a number?"""
-        columns = ([row[index] for row in self.rows if row[index]] for index in range(len(self.header)))
+        columns = (
+            [row[index] for row in self.rows if row[index] not in ("", NONE)] for index in range(len(self.header))
+        )
         return tuple(bool(values) and all(_is_number(value) for value in values) for values in columns)
 
 

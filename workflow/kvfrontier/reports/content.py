@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import duckdb
 
 from kvfrontier.analysis import paired_table
-from kvfrontier.analysis.paired import paired, quality_metrics, references
+from kvfrontier.analysis.paired import Paired, paired, quality_metrics, references
 from kvfrontier.analysis.table import TextTable
 from kvfrontier.store.live import stored_totals
 from kvfrontier.units import format_seconds
@@ -52,11 +54,18 @@ def headline(connection: duckdb.DuckDBPyConnection) -> str:
     )
 
 
-def paired_tables(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    """Each strategy against those the campaign names, on the same items; what is right or wrong comes first."""
+class PairedTables(NamedTuple):
+    """shown: as the page's template reads them, each workload's together. left_out: how many more there are."""
+
+    shown: list[dict[str, Any]]
+    left_out: int
+
+
+def paired_tables(connection: duckdb.DuckDBPyConnection) -> PairedTables:
+    """Each strategy against those the campaign names, on the same items; of a workload, right or wrong comes first."""
     metrics = quality_metrics(connection)
     found = [item for reference in references(connection) for item in paired(connection, reference, metrics)]
-    return [
+    shown = [
         {
             "heading": paired_table.heading(item),
             "workload": item.workload_label,
@@ -64,8 +73,24 @@ def paired_tables(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]
             "table": paired_table.table(item, item.lines, by_phase=True),
             "is_share": item.is_share,
         }
-        for item in sorted(found, key=lambda item: not item.is_share)[:MOST_PAIRED]
+        for item in _those_shown(found)
     ]
+    return PairedTables(shown, len(found) - len(shown))
+
+
+def _those_shown(found: list[Paired]) -> list[Paired]:
+    """At most MOST_PAIRED: of every workload the first metric of right or wrong and the first other one, then of every
+    workload the second ones. The others see smaller differences (margins, say): a cut must not take them all."""
+    settings: dict[tuple[str, ...], int] = {}
+    members: Counter[tuple[int, bool]] = Counter()
+    keys = []
+    for item in found:
+        key = (item.reference, item.model, item.engine_label, item.device, item.source, item.workload_label)
+        setting = settings.setdefault(key, len(settings))
+        keys.append((members[setting, item.is_share], setting, not item.is_share))
+        members[setting, item.is_share] += 1
+    chosen = sorted(zip(keys, found, strict=True), key=itemgetter(0))[:MOST_PAIRED]
+    return [item for _, item in sorted(chosen, key=lambda one: (*one[0][1:], one[0][0]))]
 
 
 def failures(connection: duckdb.DuckDBPyConnection) -> TextTable:
@@ -106,29 +131,6 @@ def guard_rails(connection: duckdb.DuckDBPyConnection) -> TextTable:
         ),
         [[*row[:3], f"{row[3]:,}" if row[3] else "", *(_share(value) for value in row[4:8]), row[8]] for row in rows],
         "No retention was measured.",
-    )
-
-
-def short_contexts(connection: duckdb.DuckDBPyConnection) -> TextTable:
-    """Where contexts of tasks are too short for a budget: nothing is lost, or a quarter more is held than was asked."""
-    rows = connection.sql("""
-        WITH held AS (
-          SELECT model, workload_label, without_budget(strategy_label) AS series, budget,
-            max(n) FILTER (metric = 'context_tokens') AS documents,
-            max(mean) FILTER (metric = 'context_tokens') AS tokens,
-            max(mean) FILTER (metric = 'effective_budget') AS held,
-            1 - max(mean) FILTER (metric = 'budget_bites') AS untouched
-          FROM configurations WHERE phase IS NULL AND budget < 1 GROUP BY ALL
-        )
-        SELECT model, workload_label, max(documents)::VARCHAR, format('{:.0f}', max(tokens)), series,
-          string_agg(format('{:g}: {:.2f}', budget, held), ', ' ORDER BY budget),
-          format('{:.0f} %', 100 * max(untouched))
-        FROM held WHERE untouched > 0 OR held > 1.25 * budget GROUP BY ALL ORDER BY ALL
-    """).fetchall()
-    return TextTable(
-        ("model", "task", "documents", "mean tokens", "strategy", "asked: held", "lost nothing, at most"),
-        [list(row) for row in rows],
-        "No context of a task was too short for its budget.",
     )
 
 

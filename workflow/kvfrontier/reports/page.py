@@ -19,7 +19,7 @@ from kvfrontier.analysis.frontier import Group, compare, count_by_status
 from kvfrontier.analysis.paired_table import HOW_TO_READ
 from kvfrontier.analysis.side_by_side import side_by_side
 from kvfrontier.analysis.table import BYTES_COUNTED, choice_table, remarks, settings, tiers_table, title
-from kvfrontier.reports import content
+from kvfrontier.reports import content, tasks
 from kvfrontier.reports.charts.paired_difference import BEYOND_CHANCE
 from kvfrontier.reports.figures import Figure, draw_all, export
 from kvfrontier.store.files import write_atomically
@@ -67,7 +67,9 @@ def _page(
         bytes_counted=BYTES_COUNTED,
         beyond_chance=BEYOND_CHANCE,
         rails=content.guard_rails(connection),
-        short_contexts=content.short_contexts(connection),
+        tasks=tasks.TASKS,
+        full_cache=tasks.full_cache(connection),
+        short_contexts=tasks.short_contexts(connection),
         failures=content.failures(connection),
         provenance=content.provenance(connection),
         damaged=content.damaged_files(connection),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -19,7 +20,9 @@ from kvfrontier.metrics import (
     EVICTED_TOKENS,
     EXACT_MATCH,
     FULL_AGREEMENT,
+    GUESS_ACCURACY,
     LOG_LIKELIHOOD,
+    MAJORITY_ACCURACY,
     MARGIN_CHANGE,
     STANDARD_ERROR,
     TASK_SCORE,
@@ -29,13 +32,13 @@ from kvfrontier.workloads._lm_eval_model import Read, SessionLM
 from kvfrontier.workloads._lm_eval_tasks import Loaded
 
 NAMED = frozenset({ACC, ACC_NORM, EXACT_MATCH})
-"""Scores whose metric has lm-eval's name."""
+"""Scores whose metric has lm-eval's name, where the task's first filter reads them."""
 ONLY_FILTER = "none"  # what lm-eval calls the one way to read an answer, where there is one
 
 
 @dataclass
 class Answer:
-    """One document. scores: by metric and filter; right: places of right answers among the choices."""
+    """One document. scores: by metric and phase; right: places of right answers among the choices."""
 
     number: int
     reads: list[Read]
@@ -70,14 +73,17 @@ def evaluated(model: SessionLM, loaded: Loaded, seed: int) -> Evaluation:
     averaged = {name for name, how in loaded.task.aggregation().items() if how is mean}
     by_document: dict[int, Answer] = {}
     numbers = dict(zip(loaded.samples, loaded.numbers, strict=True))
-    for sample in found["samples"][loaded.name]:
+    samples = found["samples"][loaded.name]  # of all documents with the first filter, then with the next one
+    for sample in samples:
         number = numbers[sample["doc_id"]]
         if number not in by_document:
             by_document[number] = _answer(model, loaded, number, sample)
-        scores = {name: sample[name] for name in sample["metrics"] if name in averaged}
-        by_document[number].scores |= {(name, sample["filter"]): float(value) for name, value in scores.items()}
+        for name in (name for name in sample["metrics"] if name in averaged):
+            place = _metric_and_phase(name, sample["filter"], samples[0]["filter"])
+            by_document[number].scores[place] = float(sample[name])
     answers = list(by_document.values())
-    return Evaluation(answers, dict(_totals(found["results"][loaded.name], averaged)) | _errors(answers))
+    totals = dict(_totals(found["results"][loaded.name], averaged))
+    return Evaluation(answers, totals | _errors(answers) | _floors(answers))
 
 
 def measurements(own: Evaluation, full: Evaluation) -> Iterator[Measurement]:
@@ -94,11 +100,8 @@ def _values(answer: Answer, reference: Answer) -> Iterator[tuple[str, float, str
     yield CONTEXT_TOKENS, fmean(read.tokens for read in answer.reads), "", None
     yield EVICTED_TOKENS, fmean(read.lost for read in answer.reads), "", None
     yield EFFECTIVE_BUDGET, fmean(read.held / read.tokens for read in answer.reads), "", None
-    for (name, way), value in answer.scores.items():
-        if name in NAMED:
-            yield name, value, "" if way == ONLY_FILTER else way, None
-        else:
-            yield TASK_SCORE, value, _phase(name, way), None
+    for (metric, phase), value in answer.scores.items():
+        yield metric, value, phase, None
     for place, value in enumerate(answer.log_likelihoods):
         yield LOG_LIKELIHOOD, value, "", place
     yield FULL_AGREEMENT, float(answer.given == reference.given), "", None
@@ -147,7 +150,21 @@ def _errors(answers: list[Answer]) -> dict[tuple[str, str], float]:
     if len(answers) < 2:
         return {}
     by_score = {key: [answer.scores[key] for answer in answers] for key in answers[0].scores}
-    return {(STANDARD_ERROR, _phase(*key)): mean_stderr(values) for key, values in by_score.items()}
+    return {(STANDARD_ERROR, phase or metric): mean_stderr(values) for (metric, phase), values in by_score.items()}
+
+
+def _floors(answers: list[Answer]) -> dict[tuple[str, str], float]:
+    """Accuracies that need no model: guessing, and always the same place. Of multiple choice alone."""
+    right = Counter(place for answer in answers for place in answer.right)
+    if not right:
+        return {}
+    guessed = fmean(len(answer.right) / len(answer.log_likelihoods) for answer in answers)
+    return {(GUESS_ACCURACY, ""): guessed, (MAJORITY_ACCURACY, ""): max(right.values()) / len(answers)}
+
+
+def _metric_and_phase(name: str, way: str, first: str) -> tuple[str, str]:
+    """Of a score. An answer read in two ways is not two items of a metric: what further filters read stands apart."""
+    return (name, "") if name in NAMED and way == first else (TASK_SCORE, _phase(name, way))
 
 
 def _phase(name: str, way: str) -> str:

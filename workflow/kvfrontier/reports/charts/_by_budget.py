@@ -15,36 +15,43 @@ from kvfrontier.reports.style import (
     series_names,
     series_shape,
 )
+from kvfrontier.reports.tasks import FLOORS_SQL
 
 HAIR = 0.015
+GUESS_COLOUR = "#6b6b6b"
 
 
 def by_budget_sql(metrics: str, panel: str) -> str:
     """Points of `configurations`, shares of the cache as they were asked for, or as achieved where tokens were.
 
     metrics: a list in SQL. panel: SQL for the second line of a panel's heading.
+    `guess`: what guessing gets in tasks with choices.
     """
     return f"""
         WITH achieved AS (
           SELECT model, engine_label, device, strategy_label, workload_label, source, mean AS achieved
           FROM configurations WHERE metric = 'achieved_budget'
-        ), points AS (
+        ), floors AS ({FLOORS_SQL}), points AS (
           SELECT *, CASE WHEN budget <= 1 THEN budget WHEN budget > 1 THEN achieved END AS share
           FROM configurations
           LEFT JOIN achieved USING (model, engine_label, device, strategy_label, workload_label, source)
+          LEFT JOIN floors USING (model, engine_label, device, source, workload_label)
           WHERE metric IN ({metrics}) AND phase IS NULL
         )
         SELECT {PANEL_SQL} || '{PANEL_BREAK}' || {panel} AS panel,
-          without_budget(strategy_label) AS series, strategy_label, source, share, n, mean, ci_low, ci_high,
+          without_budget(strategy_label) AS series, strategy_label, source, share, n, mean, ci_low, ci_high, guess,
           min(share) OVER panels AS smallest, max(share) OVER panels AS largest
         FROM points WINDOW panels AS (PARTITION BY model, engine_label, device, workload_label, source)
         ORDER BY source, panel, series, share"""
 
 
-def by_budget(table: pa.Table, title: str, items: str, logarithmic: bool = False) -> alt.FacetChart:
+def by_budget(
+    table: pa.Table, title: str, items: str, logarithmic: bool = False, show_guess: bool = False
+) -> alt.FacetChart:
     """Rows as `by_budget_sql` returns them, with 95 % Wilson intervals; the band is the full cache's.
 
     title: of the proportion. items: what n counts. logarithmic: budgets span more than a power of ten.
+    show_guess: with a thin line at what guessing gets.
     """
     table = _side_by_side(table)
     shares = sorted({share for share in table["share"].to_pylist() if share is not None})
@@ -75,7 +82,17 @@ def by_budget(table: pa.Table, title: str, items: str, logarithmic: bool = False
         ],
     )
     reference = [band, level] if REFERENCE in table["series"].to_pylist() else []
-    return in_panels(alt.layer(*reference, lines, bars, points), table)
+    guess = [_guess(title)] if show_guess and any(table["guess"].to_pylist()) else []
+    return in_panels(alt.layer(*guess, *reference, lines, bars, points), table)
+
+
+def _guess(title: str) -> alt.Chart:
+    """One line a panel, however many rows say it."""
+    said = alt.Chart().transform_filter("isValid(datum.guess)")
+    return said.mark_rule(strokeDash=[2, 3], strokeWidth=1.2, color=GUESS_COLOUR).encode(
+        y=alt.Y("max(guess):Q", title=title),
+        tooltip=[alt.Tooltip("max(guess):Q", title="guessing", format=".1%")],
+    )
 
 
 def _side_by_side(table: pa.Table) -> pa.Table:

@@ -8,11 +8,12 @@ import pyarrow as pa
 from kvfrontier.reports.chart import chart
 from kvfrontier.reports.charts._by_budget import by_budget, by_budget_sql
 from kvfrontier.reports.style import told_apart
+from kvfrontier.reports.tasks import TASKS
 
 
 @chart(
     "How many answers stay those of the full cache",
-    "Tasks",
+    TASKS,
     sql=by_budget_sql("'full_agreement'", told_apart("task", "workload", "task")),
     missing="No cell of an lm_eval workload is ok yet.",
     order=120,
