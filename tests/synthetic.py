@@ -42,6 +42,8 @@ PLAN_SCHEMA = pa.schema(
     + [(name, pa.string()) for name in ("source", "status", "reason")]
 )
 HALF_IN_HOST = ("h2o", 0.5)
+BASELINE = Cell(MODELS[0], Component("vllm"), "cpu", STRATEGIES[0], WORKLOADS[2])
+"""Not of the usual campaign: another engine, of which the full cache alone is asked."""
 LAYERS, HEADS, TOKEN_BYTES = 4, 2, 2048
 
 
@@ -64,8 +66,9 @@ def write_campaign(
 ) -> Path:
     """Write plan and rows (none without `run`) under `results/name`; returns that folder."""
     campaign_dir = results / name
-    planned = write_plan(campaign_dir, cells(models))
-    for number, (cell, plan) in enumerate(zip(cells(models), planned, strict=True)):
+    every = [*cells(models), *more]
+    planned = write_plan(campaign_dir, every)
+    for number, (cell, plan) in enumerate(zip(every, planned, strict=True)):
         if run and number != 3:  # one cell has not been run yet
             row = stored_row(cell, plan, number)
             write_row(campaign_dir, row | ({"reason": evil_reason} if evil_reason and row["reason"] else {}))

@@ -12,7 +12,7 @@ import pytest
 from kvfrontier.reports.chart import charts
 from kvfrontier.reports.page import write_report
 from kvfrontier.store.database import build_database
-from synthetic import write_campaign
+from synthetic import BASELINE, write_campaign
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -48,8 +48,10 @@ def browse(chromium: str, page: Path, profile: Path, width: int = 1100) -> tuple
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1100, 390], ids=["desktop", "phone"])
-def test_every_chart_is_drawn_without_network_or_console_message(chromium, synthetic_campaign, tmp_path, width):
-    dom, console = browse(chromium, write_report(synthetic_campaign), tmp_path / "profile", width)
+def test_every_chart_is_drawn_without_network_or_console_message(chromium, tmp_path, width):
+    folder = write_campaign(tmp_path / "results", more=(BASELINE,))
+    build_database(folder)
+    dom, console = browse(chromium, write_report(folder), tmp_path / "profile", width)
     assert not console
     assert f'data-drawn="{len(charts())}"' in dom
     places = re.split(r'<div class="chart[^"]*" id="', dom)[1:]

@@ -13,7 +13,7 @@ from kvfrontier.reports.page import script_json, write_report
 from kvfrontier.reports.style import MOST_CONFIGURATIONS, MOST_PANELS, MOST_POINTS, inline, readable
 from kvfrontier.store.database import build_database
 from kvfrontier.store.query import open_database
-from synthetic import write_campaign
+from synthetic import BASELINE, write_campaign
 
 
 class Elements(HTMLParser):
@@ -29,11 +29,16 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="session")
-def page(synthetic_campaign):
-    return write_report(synthetic_campaign)
+def page(tmp_path_factory):
+    folder = write_campaign(tmp_path_factory.mktemp("with_baseline"), more=(BASELINE,))
+    build_database(folder)
+    return write_report(folder)
 
 
-@pytest.mark.parametrize("found", charts(), ids=lambda found: found.name)
+SHOWN = [found for found in charts() if found.name != "over_baseline"]  # which has tests of its own
+
+
+@pytest.mark.parametrize("found", SHOWN, ids=lambda found: found.name)
 def test_a_chart_renders_its_data(found, connection):
     table = data_of(found, connection)
     assert table.num_rows > 0
@@ -83,13 +88,19 @@ def test_the_page_says_what_the_full_cache_can_do_before_what_is_lost_of_it(page
 
 
 def test_legends_say_only_what_tells_strategies_apart(connection):
-    short = {"h2o": "h2o(a=1)"}
+    short, engines = {"h2o": "h2o(a=1)"}, {"torch(b=1, c=2)": "torch(c=2)"}
     table = pa.table(
-        {"series": ["h2o", "full", None], "configuration": ["h2o 0.3", "h2o_x 0.3", "h2o"], "n": [1, 2, 3]}
+        {
+            "series": ["h2o", "full", None],
+            "configuration": ["h2o 0.3", "h2o_x 0.3", "h2o"],
+            "panel": ["m · torch(b=1, c=2) · cpu | batch 1", "m · vllm · cpu", None],
+            "n": [1, 2, 3],
+        }
     )
-    assert _shortened(table, short).to_pydict() == {
+    assert _shortened(table, short, engines).to_pydict() == {
         "series": ["h2o(a=1)", "full", None],
         "configuration": ["h2o(a=1) 0.3", "h2o_x 0.3", "h2o(a=1)"],
+        "panel": ["m · torch(c=2) · cpu | batch 1", "m · vllm · cpu", None],
         "n": [1, 2, 3],
     }
 

@@ -13,12 +13,13 @@ import vl_convert
 from kvfrontier.analysis.labels import shorter
 from kvfrontier.errors import printable
 from kvfrontier.reports.chart import Chart, charts, data_of
-from kvfrontier.reports.style import PANEL_BREAK, readable, themed, with_series
+from kvfrontier.reports.style import PANEL_BREAK, PANEL_PARTS, readable, themed, with_series
 from kvfrontier.store.files import write_atomically
 
 PNG_SCALE = 2
 NAMED = ("series", "configuration", "label", "panel")
 _SERIES = "SELECT DISTINCT without_budget(strategy_label) FROM cells"
+_ENGINES = "SELECT DISTINCT engine_label FROM cells"
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Figure:
 def draw_all(connection: duckdb.DuckDBPyConnection) -> list[Figure]:
     """Every chart over the published database, in the order of the page."""
     figures = []
-    short = shorter(printable(name) for (name,) in connection.sql(_SERIES).fetchall())
+    short, engines = (
+        shorter(printable(name) for (name,) in connection.sql(sql).fetchall()) for sql in (_SERIES, _ENGINES)
+    )
     names = list(short.values())
     for found in charts():
         table = _as_text(data_of(found, connection))
-        shown = with_series(_shortened(readable(table), short), names)
+        shown = with_series(_shortened(readable(table), short, engines), names)
         spec = themed(found.draw(shown)) if table.num_rows else None
         figures.append(Figure(found, spec, table.num_rows - shown.num_rows))
     return figures
@@ -55,15 +58,20 @@ def _as_text(table: pa.Table) -> pa.Table:
     return table
 
 
-def _shortened(table: pa.Table, short: dict[str, str]) -> pa.Table:
-    """Names of strategies, alone or before a budget, as the legend has them; in a heading they are the first line."""
+def _shortened(table: pa.Table, short: dict[str, str], engines: dict[str, str]) -> pa.Table:
+    """Names of strategies, alone or before a budget, as the legend has them; in a heading they are the first line, and
+    those of engines a part of it."""
 
     def of(text: str | None) -> str | None:
-        first, line_break, rest = (text or "").partition(PANEL_BREAK)
+        if text is None:
+            return None
+        first, line_break, rest = text.partition(PANEL_BREAK)
         name, space, budget = first.rpartition(" ")
         if first in short:
             return short[first] + line_break + rest
-        return short[name] + space + budget + line_break + rest if name in short else text
+        if name in short:
+            return short[name] + space + budget + line_break + rest
+        return PANEL_PARTS.join(engines.get(part, part) for part in first.split(PANEL_PARTS)) + line_break + rest
 
     for place, field in enumerate(table.schema):
         if field.name in NAMED:

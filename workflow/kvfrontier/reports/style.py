@@ -24,8 +24,9 @@ PANEL_BREAK = " | "
 LABEL_LIMIT = 380
 """Pixels of a name beside an axis; longer ones are cut."""
 
-PANEL_SQL = "concat_ws(' · ', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
-"""SQL of the first line of a panel's heading; the second follows PANEL_BREAK."""
+PANEL_PARTS = " · "
+PANEL_SQL = f"concat_ws('{PANEL_PARTS}', model, engine_label, device, CASE source WHEN 'model' THEN 'MODELLED' END)"
+"""SQL of the first line of a panel's heading, in PANEL_PARTS; the second follows PANEL_BREAK."""
 CONFIGURATION_SQL = "concat_ws(' ', without_budget(strategy_label), format('{:g}', budget))"
 """SQL of a short name of a configuration: strategy and budget."""
 PLACE_SQL = "dense_rank() OVER (ORDER BY strategy <> 'full', without_budget(strategy_label), budget, strategy_label)"
