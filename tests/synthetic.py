@@ -63,8 +63,9 @@ def write_campaign(
     models: tuple[str, ...] = MODELS,
     run: bool = True,
     evil_reason: str | None = None,
+    more: tuple[Cell, ...] = (),
 ) -> Path:
-    """Write plan and rows (none without `run`) under `results/name`; returns that folder."""
+    """Write plan and rows (none without `run`) of the usual cells and `more` under `results/name`."""
     campaign_dir = results / name
     every = [*cells(models), *more]
     planned = write_plan(campaign_dir, every)
