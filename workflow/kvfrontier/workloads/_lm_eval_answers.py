@@ -11,6 +11,7 @@ from typing import Any
 from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.evaluator import evaluate
 
+from kvfrontier.errors import KVFrontierError
 from kvfrontier.metrics import (
     ACC,
     ACC_NORM,
@@ -111,8 +112,9 @@ def _values(answer: Answer, reference: Answer) -> Iterator[tuple[str, float, str
 
 
 def _answer(model: SessionLM, loaded: Loaded, number: int, sample: dict[str, Any]) -> Answer:
-    contexts = dict.fromkeys(arguments[0] for arguments in sample["arguments"])
-    answer = Answer(number, [model.reads[context] for context in contexts])
+    contexts = list(dict.fromkeys(arguments[0] for arguments in sample["arguments"]))
+    told = list(filter(None, contexts)) or contexts  # nothing at all is no context beside others (acc_mutual_info)
+    answer = Answer(number, [model.reads[context] for context in told])
     responses = [response[0] for response in sample["resps"]]
     if loaded.task.OUTPUT_TYPE == "generate_until":
         answer.given = responses[0]
@@ -121,19 +123,28 @@ def _answer(model: SessionLM, loaded: Loaded, number: int, sample: dict[str, Any
     if loaded.task.OUTPUT_TYPE == "multiple_choice":
         choices = loaded.task.doc_to_choice(sample["doc"])
         answer.log_likelihoods = answer.log_likelihoods[: len(choices)]  # without the unconditional ones
-        answer.right = _right(loaded, sample, choices)
+        answer.right = _right(loaded, number, sample, choices)
         answer.given = max(range(len(choices)), key=answer.log_likelihoods.__getitem__)
     else:
         answer.given = responses[0][1]  # whether the text goes on as it should
     return answer
 
 
-def _right(loaded: Loaded, sample: dict[str, Any], choices: list[str]) -> frozenset[int]:
-    """Places of the right choices. Where each choice has a context of its own, lm-eval says them with the text."""
+def _right(loaded: Loaded, number: int, sample: dict[str, Any], choices: list[str]) -> frozenset[int]:
+    """Places of the right choices. Where each choice has a context of its own, lm-eval says them with the text.
+
+    Raises KVFrontierError where one is no choice.
+    """
     said = loaded.task.doc_to_text(sample["doc"]) if loaded.task.multiple_input else sample["target"]
-    found = (
-        choices.index(one) if isinstance(one, str) else one for one in (said if isinstance(said, list) else [said])
-    )
+    found = set()
+    for one in said if isinstance(said, list) else [said]:
+        place = choices.index(one) if isinstance(one, str) and one in choices else one
+        if place not in range(len(choices)):
+            raise KVFrontierError(
+                f"document {number} of {loaded.name}: the right answer is {one!r}, expected one of its choices "
+                f"{choices} or its place among them. lm-eval would count any answer as wrong: ask a task with labels"
+            )
+        found.add(place)
     return frozenset(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -20,7 +20,8 @@ from kvfrontier.engines.base import Sequences, Session
 from kvfrontier.errors import KVFrontierError, Unsupported
 from kvfrontier.strategies.base import Strategy
 from kvfrontier.workloads._account import KVAccount, kept_counts, require_acted
-from kvfrontier.workloads._scoring import Feed, Question, Score, batches, score_after, score_at_once
+from kvfrontier.workloads._choice import Feed, logits_after
+from kvfrontier.workloads._scoring import Question, Score, batches, score_after, score_at_once
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 """Context and continuation, as text and as token ids."""
@@ -83,6 +84,9 @@ class SessionLM(TemplateLM):
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def _loglikelihood_tokens(self, requests: list[Request], **_: Any) -> list[Score]:
+        told = [request for request in requests if request[0][0]]
+        if told and len(told) < len(requests):
+            return self._with_and_without_context(requests, told)
         same: dict[tuple[int, ...], list[int]] = {}
         for place, (_, context, _) in enumerate(requests):
             same.setdefault(tuple(context), []).append(place)
@@ -97,6 +101,16 @@ class SessionLM(TemplateLM):
                 self.reads[requests[place][0][0]] = read
         return [found[place] for place in range(len(requests))]
 
+    def _with_and_without_context(self, requests: list[Request], told: list[Request]) -> list[Score]:
+        """How likely an answer is after nothing (`acc_mutual_info`) is asked beside the documents: no context to hold
+        anything back of, and what the cache has of it does not count."""
+        protocol = replace(self.protocol, held_back_from="")
+        nothing = SessionLM(self.session, self.strategy, protocol, KVAccount(self.session))
+        after_nothing = iter(nothing._loglikelihood_tokens([request for request in requests if not request[0][0]]))
+        after_context = iter(self._loglikelihood_tokens(told))
+        self.reads |= nothing.reads
+        return [next(after_context if request[0][0] else after_nothing) for request in requests]
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy answers up to a stop sequence, which is not part of them."""
         if self.protocol.at_once:
@@ -104,15 +118,17 @@ class SessionLM(TemplateLM):
         asked = [self._generation(request) for request in requests]
         questions = [question for question, _, _ in asked]
         answers: dict[int, str] = {}
-        for places in batches(questions, self.protocol.side_by_side):
+        feed = self.protocol.feed
+        for places in batches(questions, self.protocol.side_by_side if feed == "block" else 1):  # steps: of one length
             batch = [questions[place] for place in places]
             read, logits, reads = self._read(batch, max(asked[place][2] for place in places))
-            if any(question.rest(()) for question in batch):
-                logits = read.extend([list(question.rest(())) for question in batch])
+            if any(rests := [question.rest(()) for question in batch]):
+                logits = logits_after(read, rests, feed)
             limits = [asked[place][1:] for place in places]
             for place, text, one in zip(places, self._answer(read, logits, limits), reads, strict=True):
                 answers[place] = text
                 self.reads[requests[place].args[0]] = one
+            self.account.read_fetched(self.strategy, read)
         return [answers[place] for place in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
