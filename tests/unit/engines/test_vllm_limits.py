@@ -9,10 +9,12 @@ from kvfrontier.plan.environment import STAMP, Environment
 from kvfrontier.plan.model import ModelSpec
 from kvfrontier.registry import ENGINES, STRATEGIES
 from toy_project import DEVICES, ToyProject
+from vllm_shared import DOES_NOT_START, STARTS
 
 VLLM = ENGINES.get("vllm")
 CPU, H100 = Device("cpu", "cpu"), Device("h100", "cuda", match="H100")
 WIDE, NARROW = "flags : sse avx2 avx512f amx_tile", "flags : sse avx2"
+EIGHT_THOUSAND = ModelSpec("small", max_positions=8192)
 
 
 @pytest.fixture
@@ -27,12 +29,20 @@ def processor(monkeypatch, tmp_path):
     return install
 
 
-def refusal(device=CPU, **settings):
+def said(ask, *about):
     try:
-        VLLM(**settings).check_device(device)
+        ask(*about)
     except Unsupported as told:
         return str(told)
     return ""
+
+
+def refusal(device=CPU, **settings):
+    return said(VLLM(**settings).check_device, device)
+
+
+def disagreement(spec=EIGHT_THOUSAND, **settings):
+    return said(VLLM(**settings).check, STRATEGIES.get("full")(), spec)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +122,8 @@ def test_a_cluster_is_asked_for_the_memory_that_it_reserves():
     assert VLLM(num_gpu_blocks_override=10, block_size=32).host_bytes(spec, CPU) == 10 * 32 * 2 * 2 * 32 * 4
     assert VLLM(kv_cache_memory_bytes=5).host_bytes(spec, H100) == 0
     assert VLLM(kv_connector="OffloadingConnector", kv_connector_bytes=7).host_bytes(spec, H100) == 7
+    assert VLLM(kv_connector="LMCacheConnectorV1", tensor_parallel_size=2).host_bytes(spec, H100) == 2 * 5 * 2**30
+    assert VLLM(kv_connector="NixlConnector").host_bytes(spec, H100) == 0
 
 
 @pytest.mark.parametrize(
@@ -129,3 +141,38 @@ def test_a_pool_that_does_not_hold_one_sequence_is_known_beforehand(settings, ho
     with pytest.raises(Unsupported, match=f"holds {holds} tokens, less than one sequence of max_model_len {holds + 1}"):
         VLLM(**settings, max_model_len=holds + 1).check(full, spec)
     VLLM(**settings).check(full, spec)
+
+
+@pytest.mark.parametrize("settings", STARTS)
+def test_steps_that_vllm_takes(settings):
+    assert not disagreement(**settings)
+
+
+@pytest.mark.parametrize("settings", DOES_NOT_START)
+def test_steps_with_which_vllm_does_not_start_are_known_beforehand(settings):
+    assert "max_num_batched_tokens" in disagreement(**settings)
+
+
+def test_what_is_said_of_steps_names_both_sides_and_a_way_out():
+    apart = {"enable_chunked_prefill": False, "max_num_batched_tokens": 256}
+    given = disagreement(**apart, max_model_len=1024)
+    assert "max_num_batched_tokens 256 is less than max_model_len 1024: raise it, or set max_model_len" in given
+    assert "256 is less than what model small reads, 8192: raise it, or set max_model_len" in disagreement(**apart)
+    too_many = disagreement(max_num_seqs=512, max_num_batched_tokens=256)
+    assert "max_num_seqs 512 is more than the 256 tokens of a step" in too_many
+
+
+def test_of_a_model_that_nobody_has_seen_no_length_is_known():
+    for settings in ({"max_num_batched_tokens": 256}, {"max_num_seqs": 4096}):
+        assert not disagreement(ModelSpec("hub"), enable_chunked_prefill=False, **settings)
+    too_many = {"max_num_seqs": 257, "max_num_batched_tokens": 256}
+    assert disagreement(ModelSpec("hub"), enable_chunked_prefill=False, **too_many)
+
+
+@pytest.mark.parametrize("connector", ["ExampleConnector", "LMCacheConnectorV1", "NixlConnector"])
+def test_bytes_for_a_connector_that_does_not_read_them_are_refused(connector):
+    told = disagreement(kv_connector=connector, kv_connector_bytes=2**30)
+    assert f"OffloadingConnector and SimpleCPUOffloadConnector: {connector} does not read it" in told
+    assert not disagreement(kv_connector=connector)
+    for reads in ("OffloadingConnector", "SimpleCPUOffloadConnector", None):
+        assert not disagreement(kv_connector=reads, kv_connector_bytes=2**30)

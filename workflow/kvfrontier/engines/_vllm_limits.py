@@ -36,7 +36,13 @@ ON_CUDA_ALONE = {
     "LMCacheConnectorV1": "needs LMCache, which is built for CUDA",
     "NixlConnector": "moves memory of GPUs",
 }
-TAKES_HOST_MEMORY = frozenset({"OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1"})
+STEP_TOKENS = 2048
+"""Where `max_num_batched_tokens` is null: what `vllm.LLMEngine` takes on every device (`vllm.LLM` takes more)."""
+CONNECTOR_BYTES = 4 * 2**30
+TAKES_CONNECTOR_BYTES = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+"""They alone read `cpu_bytes_to_use`, for all ranks together."""
+LMCACHE_BYTES = 5 * 2**30
+"""Host memory of each of its processes, unless LMCACHE_MAX_LOCAL_CPU_SIZE says otherwise."""
 BROUGHT_BY = {"LMCacheConnectorV1": "lmcache", "NixlConnector": "nixl"}
 """Packages that vLLM does not bring."""
 
@@ -51,18 +57,60 @@ def require_device(engine: VLLM, device: Device) -> None:
         )
 
 
-def require_pool(engine: VLLM, spec: ModelSpec) -> None:
-    """Raise Unsupported where the pool surely holds less than one sequence of max_model_len: vLLM would not start."""
+def require_settings(engine: VLLM, spec: ModelSpec) -> None:
+    """Raise Unsupported for settings with which vLLM would surely not start, or one of which it would not read."""
+    if reason := _pool(engine, spec) or _steps(engine, spec) or _connector_bytes(engine):
+        raise Unsupported(reason)
+
+
+def connector_host_bytes(engine: VLLM) -> int:
+    """Host memory that its connector takes at most, on CUDA."""
+    if engine.kv_connector in TAKES_CONNECTOR_BYTES:
+        return engine.kv_connector_bytes
+    return LMCACHE_BYTES * engine.tensor_parallel_size if engine.kv_connector == "LMCacheConnectorV1" else 0
+
+
+def _pool(engine: VLLM, spec: ModelSpec) -> str:
+    """It holds one sequence of max_model_len."""
     holds = None
     if engine.num_gpu_blocks_override and engine.block_size:
         holds = engine.num_gpu_blocks_override * engine.block_size
     elif engine.kv_cache_memory_bytes and None not in (spec.layers, spec.kv_heads, spec.head_dim):
         narrowest = 1 if engine.kv_cache_dtype != "auto" else 4 if engine.dtype == "float32" else 2
         holds = engine.kv_cache_memory_bytes // spec.kv_bytes_per_token(narrowest)
-    if holds is not None and engine.max_model_len and engine.max_model_len > holds:
-        raise Unsupported(
-            f"the pool of blocks holds {holds} tokens, less than one sequence of max_model_len {engine.max_model_len}"
+    if holds is None or (engine.max_model_len or 0) <= holds:
+        return ""
+    return f"the pool of blocks holds {holds} tokens, less than one sequence of max_model_len {engine.max_model_len}"
+
+
+def _steps(engine: VLLM, spec: ModelSpec) -> str:
+    """vLLM's `SchedulerConfig.verify_max_model_len`: a step has a token for each request that runs, and room for a
+    whole sequence where prompts are not read in chunks."""
+    given, longest = engine.max_num_batched_tokens, engine.max_model_len or spec.max_positions
+    whole = 1 if engine.enable_chunked_prefill else longest or given
+    if whole is None:
+        return ""  # a model whose length is not known yet
+    step = given or max(STEP_TOKENS, whole)
+    if step < whole:
+        whose = "max_model_len" if engine.max_model_len else f"what model {spec.name} reads,"
+        return (
+            f"enable_chunked_prefill: false wants steps that hold a whole sequence, and max_num_batched_tokens {step} "
+            f"is less than {whose} {whole}: raise it, or set max_model_len to at most {step}"
         )
+    if (engine.max_num_seqs or 0) > step:
+        return (
+            f"max_num_seqs {engine.max_num_seqs} is more than the {step} tokens of a step, of which each request that "
+            "runs takes one: lower it, or raise max_num_batched_tokens"
+        )
+    return ""
+
+
+def _connector_bytes(engine: VLLM) -> str:
+    """Another connector would run, with a size of its own."""
+    name = engine.kv_connector
+    if not name or name in TAKES_CONNECTOR_BYTES or engine.kv_connector_bytes == CONNECTOR_BYTES:
+        return ""
+    return f"kv_connector_bytes is for {' and '.join(TAKES_CONNECTOR_BYTES)}: {name} does not read it; leave it out"
 
 
 def _on_a_cpu(engine: VLLM) -> str:

@@ -62,7 +62,7 @@ def agreement(engine: VLLM, model: Model, device: Device, folder: Path) -> float
 
 _SMALL = {
     "kv_cache_memory_bytes": PROBE_POOL_BYTES, "num_gpu_blocks_override": None, "max_model_len": 256,
-    "kv_connector": None, "enable_prefix_caching": False,
+    "kv_connector": None, "enable_prefix_caching": False, "enable_chunked_prefill": True,
 }  # fmt: skip
 
 

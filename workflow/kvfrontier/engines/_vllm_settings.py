@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 from vllm import EngineArgs
 
 from kvfrontier.engines._device import dtype_for
-from kvfrontier.engines._vllm_limits import CPU_POOL_BYTES
+from kvfrontier.engines._vllm_limits import CPU_POOL_BYTES, TAKES_CONNECTOR_BYTES
 from kvfrontier.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -72,5 +72,7 @@ def _windowed(folder: Path, window: int) -> dict[str, Any]:
 
 
 def _connector(engine: VLLM, disk: DiskTier | None) -> dict[str, Any]:
-    own = {"shared_storage_path": str(disk.folder)} if disk else {"cpu_bytes_to_use": engine.kv_connector_bytes}
+    own: dict[str, Any] = {"shared_storage_path": str(disk.folder)} if disk else {}
+    if engine.kv_connector in TAKES_CONNECTOR_BYTES:
+        own["cpu_bytes_to_use"] = engine.kv_connector_bytes
     return {"kv_connector": engine.kv_connector, "kv_role": "kv_both", "kv_connector_extra_config": own}

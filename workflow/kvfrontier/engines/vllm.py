@@ -8,13 +8,14 @@ from pydantic import Field
 
 from kvfrontier.engines import engine
 from kvfrontier.engines._vllm_limits import (
+    CONNECTOR_BYTES,
     CPU_DEFAULT_BLOCK_TOKENS,
     CPU_POOL_BYTES,
-    TAKES_HOST_MEMORY,
     Connector,
     KVCacheDtype,
+    connector_host_bytes,
     require_device,
-    require_pool,
+    require_settings,
 )
 from kvfrontier.engines.base import Engine
 from kvfrontier.errors import Unsupported
@@ -72,7 +73,10 @@ class VLLM(Engine):
     ] = None
     max_num_batched_tokens: Annotated[
         PositiveInt | None,
-        Field(description="Tokens of a step: longer prompts are read in chunks; null: vLLM's choice (4096 on CPUs)"),
+        Field(
+            description="Tokens of a step: longer prompts are read in chunks; null: 2048, or a whole sequence where "
+            "chunks are off"
+        ),
     ] = None
     enable_chunked_prefill: Annotated[
         bool, Field(description="Whether a prompt may be read in several steps, beside others that decode")
@@ -95,9 +99,10 @@ class VLLM(Engine):
         Connector | None,
         Field(description="vLLM's class for where else keys and values lie: ExampleConnector: on disk; null: nowhere"),
     ] = None
-    kv_connector_bytes: Annotated[PositiveInt, Field(description="Host memory of a connector that copies to it")] = (
-        4 * 2**30
-    )
+    kv_connector_bytes: Annotated[
+        PositiveInt,
+        Field(description="Host memory of OffloadingConnector or SimpleCPUOffloadConnector; no other reads it"),
+    ] = CONNECTOR_BYTES
     tensor_parallel_size: Annotated[PositiveInt, Field(description="GPUs over which the model is spread")] = 1
     enforce_eager: Annotated[
         bool | None,
@@ -115,22 +120,22 @@ class VLLM(Engine):
         return f"vllm-{device.kind}"
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
-        """Raise Unsupported for strategies that act on single tokens, which vLLM's cache does not know, and for a pool
-        that does not hold one sequence."""
+        """Raise Unsupported for strategies that act on single tokens, which vLLM's cache does not know, and for
+        settings that do not go together."""
         if strategy.acts:
             raise Unsupported(
                 f"vLLM's cache keeps every token as it is: engine 'vllm' runs 'full', '{strategy.name}' runs on 'torch'"
             )
-        require_pool(self, spec)
+        require_settings(self, spec)
 
     def check_device(self, device: Device) -> None:
         """Raise Unsupported for what vLLM cannot do on that device, or this machine's processor cannot."""
         require_device(self, device)
 
     def host_bytes(self, spec: ModelSpec, device: Device) -> int:
-        """Its pool, on a CPU; what a connector may take of the host's memory, on CUDA."""
+        """Its pool, on a CPU; what its connector takes of the host's memory, on CUDA."""
         if device.kind != "cpu":
-            return self.kv_connector_bytes if self.kv_connector in TAKES_HOST_MEMORY else 0
+            return connector_host_bytes(self)
         if self.num_gpu_blocks_override and None not in (spec.layers, spec.kv_heads, spec.head_dim):
             tokens = self.num_gpu_blocks_override * (self.block_size or CPU_DEFAULT_BLOCK_TOKENS)
             return tokens * spec.kv_bytes_per_token(WIDEST_ELEMENT_BYTES)
