@@ -9,7 +9,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -43,6 +43,7 @@ PLAN_SCHEMA = pa.schema(
 )
 HALF_IN_HOST = ("h2o", 0.5)
 LAYERS, HEADS, TOKEN_BYTES = 4, 2, 2048
+Measured = Callable[[Cell], Iterable[Measurement]]
 
 
 def cells(models: tuple[str, ...] = MODELS) -> Iterator[Cell]:
@@ -76,6 +77,18 @@ def write_campaign(
     return campaign_dir
 
 
+def write_cells(results: Path, chosen: Iterable[Cell], measured: Measured) -> Path:
+    """Write plan and rows of these cells, all `ok`, under `results/chosen`; returns that folder."""
+    folder = results / "chosen"
+    planned = [(cell, planned_cell(cell)) for cell in chosen]
+    (folder / "plan").mkdir(parents=True)
+    table = pa.Table.from_pylist([plan for _, plan in planned], schema=PLAN_SCHEMA)
+    pq.write_table(table, folder / "plan" / "cells.parquet")
+    for cell, plan in planned:
+        write_row(folder, stored_row(cell, plan, 0, measured))
+    return folder
+
+
 def planned_cell(cell: Cell) -> dict:
     """The row of `cell` in plan/cells.parquet."""
     workload = dict(cell.workload.params)
@@ -91,7 +104,7 @@ def planned_cell(cell: Cell) -> dict:
         "parameters": json.dumps(
             {
                 "engine": {**cell.engine.as_dict(), "threads": 1},
-                "strategy": {**strategy[cell.strategy.name], **cell.strategy.as_dict()},
+                "strategy": {**strategy.get(cell.strategy.name, {}), **cell.strategy.as_dict()},
                 "workload": {**cell.workload.as_dict(), "depths": [0, 0.5], "alternatives": 20},
             }
         ),
@@ -102,7 +115,7 @@ def planned_cell(cell: Cell) -> dict:
         "strategy_label": cell.strategy.label,
         "budget": budget,
         "workload": cell.workload.name,
-        "task": cell.workload.name,
+        "task": workload.get("task", cell.workload.name),
         "batch_size": workload.get("batch_size"),
         "context_tokens": workload.get("context_tokens"),
         "output_tokens": workload.get("output_tokens"),
@@ -117,8 +130,9 @@ def _as_file_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "~", model)[:100]
 
 
-def stored_row(cell: Cell, plan: dict, number: int) -> dict:
-    """The row a run would store; the numbers are invented, the same at every call."""
+def stored_row(cell: Cell, plan: dict, number: int, measured: Measured | None = None) -> dict:
+    """The row a run would store; the numbers are invented, the same at every call, or those of `measured`."""
+    measured = measured or (lambda cell: measure(cell, random.Random(cell.cell_id)))
     status = plan["status"] or ("oom" if number == 5 else "ok")
     reasons = {"oom": "asked for 3.0 GiB, 1.0 GiB free (test)", "unsupported": plan["reason"], "ok": None}
     return {
@@ -136,7 +150,7 @@ def stored_row(cell: Cell, plan: dict, number: int) -> dict:
         "started_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
         "wall_s": 2.5,
         "provenance": {"host": "test-host", "git_revision": "0000000", "python": "3.11"},
-        "measurements": list(measure(cell, random.Random(cell.cell_id))) if status == "ok" else [],
+        "measurements": list(measured(cell)) if status == "ok" else [],
     }
 
 
