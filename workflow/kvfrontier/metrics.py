@@ -81,9 +81,9 @@ GOODPUT_REQUESTS_PER_S = _metric(
     "goodput_requests_per_s", "requests/s", "higher", "As requests_per_s, of requests within both latency limits alone",
     role="cost",
 )  # fmt: skip
-WITHIN_LIMITS = _metric(
+WITHIN_LIMITS = _metric(  # no proportion: requests of one queue are late together, a repeat is one observation
     "within_limits", "share", "higher", "A request was answered within the limits of its TTFT and its TPOT",
-    kind="proportion", nature="noisy",
+    nature="noisy",
 )  # fmt: skip
 OFFERED_REQUESTS_PER_S = _metric(
     "offered_requests_per_s", "requests/s", "neither", "Rate at which requests really came, as drawn or traced",

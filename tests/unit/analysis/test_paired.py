@@ -36,15 +36,17 @@ CELL_FIELDS = ("model", "engine_label", "device", "source", "workload_label")
 @contextmanager
 def a_database(values, against=(), cells=None):
     """Tables as the published database has them. values: (label, metric, phase, request, value), or with a cell's
-    other fields as a dictionary at the end."""
+    other fields as a dictionary at the end (`feed`: of all cells or none)."""
     made, measurements = {}, []
     for label, metric, phase, request, value, *more in values:
-        fields = {"seed": 0, "turn": None, "layer": None, "repeat": None, **(more[0] if more else {})}
+        fields = {"seed": 0, "turn": None, "layer": None, "repeat": None, "workload": "retention"}
+        fields |= more[0] if more else {}
         where = {name: fields.pop(name, name) for name in CELL_FIELDS}
         key = (label, fields["seed"], *where.values())
         made[key] = {
             "cell_id": str(key), "fingerprint": str(key), "strategy": STRATEGIES[label]["name"], "status": "ok",
             "strategy_label": label, "budget": STRATEGIES[label].get("budget"), "seed": fields["seed"], **where,
+            "workload": fields["workload"], **({"workload_feed": fields["feed"]} if "feed" in fields else {}),
         }  # fmt: skip
         places = {name: fields[name] for name in ("turn", "layer", "repeat")}
         measurements.append(
@@ -155,6 +157,52 @@ def test_retention_of_what_is_kept_whole_is_no_finding():
     assert all(line.p is None for line in correct.lines if line.verdict == "by construction")
     assert correct.needed == 6 and "for 1 lines" in meaning(correct), "what is no test corrects none"
     assert {line.verdict for line in contained.lines} == {"same"}
+
+
+def test_retention_of_a_question_that_is_decoded_is_measured():
+    """`feed: steps`: what a fetching strategy chooses has a part in the answer."""
+    marks = {"full": "+" * 12, "infinigen(budget=0.3)": "-" * 9 + "+++", "snapkv(budget=0.3)": "-" * 9 + "+++"}
+    for feed, lines in (("steps", 2), ("block", 1)):
+        values = [value for label, right in marks.items() for value in answers(label, right, feed=feed)]
+        with a_database(values) as connection:
+            (found,) = paired(connection, "full", ["retention_correct"])
+        told = {line.series: line.verdict for line in found.lines}
+        assert told == {"infinigen": "worse" if feed == "steps" else "by construction", "snapkv": "worse"}
+        assert found.lines[-1].corrected == pytest.approx(lines * found.lines[-1].p)
+        assert f"for {lines} lines" in meaning(found)
+
+
+def test_answers_to_tasks_are_read_or_decoded_too():
+    """Those that are compared by their likelihood are read as `feed` says, those that are written never."""
+    labels, where = ("full", "infinigen(budget=0.3)", "snapkv(budget=0.3)"), {"workload": "lm_eval", "phase": None}
+    for feed, given in ((None, True), ("block", True), ("steps", False)):
+        asked = where | ({"feed": feed} if feed else {})
+        for likely in (True, False):
+            values = [value for label in labels for value in answers(label, "+-" * 8, "acc", **asked)]
+            values += [v for label in labels for v in answers(label, "-" * 16, "log_likelihood", **asked)] * likely
+            with a_database(values) as connection:
+                (found,) = paired(connection, "full", ["acc"])
+            told = {line.series: line.verdict for line in found.lines}
+            assert told == {"infinigen": "by construction" if given and likely else "same", "snapkv": "same"}
+
+
+def test_a_document_is_one_cluster_whatever_seeds_ask_it():
+    """`request` of lm_eval is its number in the data set; chats of two seeds are others."""
+    marks = {"full": "++++++--", "snapkv(budget=0.3)": "++------"}
+    for workload, independent in (("lm_eval", 8), ("retention", 16)):
+        values = [
+            value
+            for seed in (0, 1)
+            for label, right in marks.items()
+            for value in answers(label, right, "acc", seed=seed, workload=workload)
+        ]
+        with a_database(values) as connection:
+            (found,) = paired(connection, "full", ["acc"])
+        (line,) = found.lines
+        assert (line.n, line.independent, line.lost, line.difference) == (16, independent, 8, -0.5)
+        assert line.p == pytest.approx(stats.binomtest(0, independent // 2).pvalue), "4 documents are worse, or 8 chats"
+        width = line.high - line.low
+        assert line.low < line.difference < line.high and (workload == "lm_eval") == (width > 0.7)
 
 
 def test_real_values_have_a_seeded_interval_and_layers_are_no_items():

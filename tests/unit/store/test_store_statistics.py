@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import duckdb
 import pytest
-from kvfrontier.store.database import _t_quantile_macro
+from kvfrontier.metrics import Measurement
+from kvfrontier.plan.cell import Cell, Component
+from kvfrontier.store.database import _t_quantile_macro, build_database
 from kvfrontier.store.quantiles import t_quantile, t_table
+from kvfrontier.store.query import open_database
+from synthetic import write_measured
 
 PUBLISHED_T_975 = {
     1: 12.7062047362,
@@ -87,3 +93,67 @@ def test_only_repeated_work_can_be_noisy(connection):
     """).fetchall()
     assert not found
     assert not connection.sql("SELECT * FROM summary WHERE noisy <> (coalesce(cv, 0) > 0.10)").fetchall()
+
+
+@contextmanager
+def published(folder, workload, by_seed):
+    """Cells of one configuration. by_seed: measurements of each."""
+    cells = {Cell("m", Component("torch"), "cpu", Component("full"), workload, seed): by_seed[seed] for seed in by_seed}
+    campaign = write_measured(folder, cells)
+    build_database(campaign)
+    with open_database(campaign) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("workload", "documents"),
+    [(Component("lm_eval", (("task", "piqa"),)), 18), (Component("retention", (("conversations", 12),)), 24)],
+    ids=["documents of a data set", "chats that each seed draws"],
+)
+def test_a_document_that_several_seeds_draw_is_one_observation(tmp_path, workload, documents):
+    def asked(seed):
+        for request in range(6 * seed, 6 * seed + 12):
+            yield Measurement("acc", float(request % 2), request=request)
+            yield Measurement("answer_margin", request % 3, request=request)
+        yield Measurement("kv_device_bytes", 100.0 + seed, "prefill")
+
+    with published(tmp_path, workload, {seed: list(asked(seed)) for seed in (0, 1)}) as connection:
+        found = connection.sql("SELECT metric, n, mean, ci_low, ci_high FROM configurations").fetchall()
+        by_metric = {metric: numbers for metric, *numbers in found}
+        wilson = connection.sql(f"SELECT wilson_low(0.5, {documents}), wilson_high(0.5, {documents})").fetchall()[0]
+        assert by_metric["acc"] == [documents, 0.5, *wilson]
+        n, mean, low, high = by_metric["answer_margin"]
+        half = connection.sql(f"""
+            SELECT t_quantile_975({documents - 1}) * stddev_samp(value) / sqrt({documents})
+            FROM measurements WHERE metric = 'answer_margin'""").fetchall()[0][0]
+        assert (n, mean, low, high) == pytest.approx((documents, 1, 1 - half, 1 + half))
+        assert by_metric["kv_device_bytes"][:2] == [2, 100.5], "a value of the cell, not of a document"
+        assert {n for (n,) in connection.sql("SELECT n FROM summary WHERE metric = 'acc'").fetchall()} == {12}
+
+
+def test_ways_to_read_an_answer_off_do_not_make_more_documents(tmp_path):
+    values = [
+        Measurement("exact_match", float(way == "flexible" and request < 3), way, request=request)
+        for way in ("strict", "flexible")
+        for request in range(6)
+    ]
+    with published(tmp_path, Component("lm_eval", (("task", "gsm8k"),)), {0: values}) as connection:
+        for table in ("summary", "configurations"):
+            found = connection.sql(f"SELECT phase, n, mean FROM {table} ORDER BY phase NULLS FIRST").fetchall()
+            assert found == [(None, 6, 0.25), ("flexible", 6, 0.5), ("strict", 6, 0.0)]
+
+
+def test_requests_of_one_queue_are_one_observation(tmp_path):
+    """They are late together: what is drawn anew is the repeat."""
+    in_time = ((1, 1, 1, 1), (1, 0, 1, 0), (1, 1, 1, 0))
+    values = [
+        Measurement("within_limits", float(value), repeat=repeat, request=request)
+        for repeat, requests in enumerate(in_time)
+        for request, value in enumerate(requests)
+    ]
+    with published(tmp_path, Component("arrivals"), {0: values}) as connection:
+        half = 4.3026527297 * 0.25 / 3**0.5
+        for table in ("summary", "configurations"):
+            found = connection.sql(f"SELECT n, mean, ci_low, ci_high FROM {table}").fetchall()
+            assert found == [pytest.approx((3, 0.75, 0.75 - half, 0.75 + half))]
+        assert connection.sql("SELECT noisy FROM summary").fetchall() == [(True,)]

@@ -28,13 +28,15 @@ def hints(group: Group) -> list[Hint]:
     """One hint a constraint, as far as the group has the measurements for it (host memory: where some is used)."""
     memories = (DEVICE, HOST, EVERYWHERE) if group.has_tiers else (DEVICE,)
     found = [_least_memory(group, memory) for memory in memories]
-    found += [_most_faithful(group), _fastest(group), _first_token(group)]
+    found += [_most_faithful(group), _most_alike(group), _fastest(group), _first_token(group)]
     return [hint for hint in found if hint]
 
 
-def by_construction(group: Group) -> list[Row]:
-    """Rows whose forced-choice retention is the full cache's whatever their decode steps lose."""
-    return [row for row in group.rows if row["exact"] == READINGS and row["retention_is_read"]]
+def by_construction(group: Group, quality: str = "retention") -> list[Row]:
+    """Rows whose retention (or `as_full`: answers to tasks) is the full cache's whatever their decode steps lose, since
+    it was asked for without one."""
+    exact = [row for row in group.rows if row["exact"] == READINGS and row[quality] is not None]
+    return [row for row in exact if row[f"{quality}_is_read"]]
 
 
 def keeps_retention(group: Group) -> list[Row]:
@@ -75,6 +77,20 @@ def _most_faithful(group: Group) -> Hint | None:
     return Hint(f"{MEMORIES[DEVICE]}, text must stay the same", best["strategy_label"], because)
 
 
+def _most_alike(group: Group) -> Hint | None:
+    given = by_construction(group, "as_full")
+    candidates = [row for row in group.rows if row["as_full"] is not None and (row["device_share"] or 1) <= 0.5]
+    candidates = [row for row in candidates if row not in given]
+    if not candidates:
+        return None
+    best = max(candidates, key=lambda row: (row["as_full"], -row["device_share"]))
+    because = (
+        f"most documents answered as with the full cache ({best['as_full']:.0%} of {best['as_full_n']:,}) among those "
+        "with at most half its KV bytes on the device"
+    )
+    return Hint(f"{MEMORIES[DEVICE]}, answers must stay the same", best["strategy_label"], because)
+
+
 def _fastest(group: Group) -> Hint | None:
     candidates = [row for row in group.rows if row["tokens_per_s"] is not None]
     if not candidates:
@@ -103,9 +119,11 @@ def _overlap(a: Row, b: Row, name: str) -> bool:
 
 
 def _quality(group: Group, row: Row) -> str:
-    """What it costs: retention, or divergence where retention is missing or shows nothing."""
+    """What it costs: retention, or, where that is missing or shows nothing, answers to tasks or divergence."""
     if row["retention"] is not None and not group.is_uninformative:
         return f"; retention {row['retention']:.0%}"
+    if row["as_full"] is not None:
+        return f"; {row['as_full']:.0%} of the documents answered as with the full cache"
     return "" if row["kl"] is None else f"; divergence {row['kl']:.3g} nat"
 
 

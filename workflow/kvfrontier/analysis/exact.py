@@ -1,4 +1,4 @@
-"""Which strategies lose nothing by their own declaration: quality that no measurement could have found to differ."""
+"""Which strategies lose nothing by their own declaration, and where: what no measurement could have found to differ."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import json
 import duckdb
 
 from kvfrontier.errors import KVFrontierError
+from kvfrontier.metrics import LOG_LIKELIHOOD, RETENTION_CORRECT, RETENTION_MARGIN
 from kvfrontier.registry import STRATEGIES
 
 READINGS, ALWAYS = "readings", "always"
 """As `Strategy.exact` says it."""
+FORCED_CHOICE = (RETENTION_CORRECT, RETENTION_MARGIN)
+FEED = "workload_feed"
+"""Column of `cells`, where any workload of the campaign has the parameter."""
 
 
 def exactness(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
@@ -32,3 +36,21 @@ def exactness(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
         if said:
             found[label] = said
     return found
+
+
+def readings(connection: duckdb.DuckDBPyConnection) -> set[tuple[str, str]]:
+    """(workload_label, metric) of what is asked without a decode step: question and answers are read like a prompt.
+
+    So it is with `feed: block` (the default) in a forced choice, and in a task whose answers are compared by their
+    likelihood. Answers that are written are decoded, whatever `feed` says.
+    """
+    feed = FEED if FEED in connection.table("cells").columns else "NULL"
+    rows = connection.execute(
+        f"""
+        SELECT DISTINCT workload_label, metric FROM measurements JOIN cells USING (cell_id)
+        WHERE coalesce({feed}::VARCHAR, 'block') = 'block' AND (list_contains($forced_choice, metric)
+          OR workload = 'lm_eval' AND cell_id IN (SELECT cell_id FROM measurements WHERE metric = $likelihood))
+        """,
+        {"forced_choice": list(FORCED_CHOICE), "likelihood": LOG_LIKELIHOOD},
+    ).fetchall()
+    return set(rows)

@@ -5,25 +5,29 @@ Dominance itself is the SQL macro `is_on_frontier` (store/views.sql), so every q
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import duckdb
 
-from kvfrontier.analysis.exact import exactness
+from kvfrontier.analysis.exact import exactness, readings
+from kvfrontier.metrics import FULL_AGREEMENT, RETENTION_CORRECT
 
 Row = dict[str, Any]
+READ = (("retention", "retention", RETENTION_CORRECT), ("as_full", "tasks", FULL_AGREEMENT))
+"""Column of a row, its purpose and metric: qualities that may have been asked without a decode step."""
 
 
 @dataclass(frozen=True)
 class Group:
     """Configurations that can be compared: one model on one engine and device, all measured or all modelled.
 
-    settings: purpose (`retention`, `fidelity`, `speed`) -> the workload shown: context, batch and output tokens, and
-    `others`, the number of workloads of that purpose that are not shown.
-    rows: one a configuration, as choice.sql names the columns, and `exact` (see Strategy.exact); shares as fractions,
-    bytes, seconds.
+    settings: purpose (`retention`, `tasks`, `fidelity`, `speed`) -> the workload shown: context, batch and output
+    tokens, of pooled ones their `tasks` and `documents`, and `others`, how many of that purpose are not shown.
+    rows: one a configuration, as choice.sql names the columns, `exact` (see Strategy.exact), and whether the qualities
+    of READ were asked so (`retention_is_read`, `as_full_is_read`); shares as fractions, bytes, seconds.
     """
 
     model: str
@@ -55,7 +59,7 @@ def compare(connection: duckdb.DuckDBPyConnection) -> list[Group]:
     folder = files("kvfrontier.analysis")
     connection.execute(folder.joinpath("settings.sql").read_text())
     settings = _rows(connection, "FROM settings")
-    exact = exactness(connection)
+    exact, read = exactness(connection), readings(connection)
     rows = _rows(connection, folder.joinpath("choice.sql").read_text())
     rows = [row | {"exact": exact.get(row["strategy_label"], "")} for row in rows]
     rails = {(*_key(row)[:3], row["workload_label"]): row for row in _rows(connection, "FROM guard_rails")}
@@ -64,11 +68,28 @@ def compare(connection: duckdb.DuckDBPyConnection) -> list[Group]:
         groups.setdefault(_key(row), []).append(row)
     found = []
     for key, members in groups.items():
-        shown = {row["purpose"]: row for row in settings if _key(row) == key}
+        shown = _shown(row for row in settings if _key(row) == key)
         retention = shown.get("retention")
         verdict = rails.get((*key[:3], retention["workload_label"])) if retention else None
-        found.append(Group(*key, settings=shown, rows=members, verdict=verdict))
+        asked = {f"{quality}_is_read": _is_read(shown.get(purpose), metric, read) for quality, purpose, metric in READ}
+        found.append(Group(*key, settings=shown, rows=[row | asked for row in members], verdict=verdict))
     return found
+
+
+def _shown(settings: Iterable[Row]) -> dict[str, Row]:
+    """Purpose -> the workload shown; of several (tasks, pooled) the first, with the names and documents of all."""
+    found: dict[str, Row] = {}
+    for row in settings:
+        first = found.setdefault(row["purpose"], row | {"tasks": [], "documents": 0, "labels": []})
+        first["labels"].append(row["workload_label"])
+        if row["task"]:
+            first["tasks"].append(row["task"])
+            first["documents"] += row["weight"]
+    return found
+
+
+def _is_read(shown: Row | None, metric: str, read: set[tuple[str, str]]) -> bool:
+    return shown is not None and all((label, metric) in read for label in shown["labels"])
 
 
 def count_by_status(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:

@@ -13,22 +13,13 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from kvfrontier.analysis.exact import exactness
+from kvfrontier.analysis.exact import exactness, readings
 from kvfrontier.analysis.labels import shorter
 from kvfrontier.analysis.resampling import mean_interval, needed, share_interval, sign_flips
 from kvfrontier.analysis.significance import holm
 from kvfrontier.errors import KVFrontierError, did_you_mean
-from kvfrontier.metrics import (
-    FULL_AGREEMENT,
-    KL_DIVERGENCE,
-    METRICS,
-    RETENTION_CORRECT,
-    RETENTION_MARGIN,
-    TOP1_AGREEMENT,
-)
+from kvfrontier.metrics import FULL_AGREEMENT, KL_DIVERGENCE, METRICS, TOP1_AGREEMENT
 
-ASKED_IN_A_READING = frozenset({RETENTION_CORRECT, RETENTION_MARGIN})
-"""Forced choice: the question and the alternatives are read, no decode step is made."""
 TO_THE_FULL_CACHE = frozenset({KL_DIVERGENCE, TOP1_AGREEMENT, FULL_AGREEMENT})
 """Metrics that are a distance from the full cache: it is not to be compared with again."""
 FULL = "full"
@@ -101,22 +92,20 @@ def paired(
 ) -> list[Paired]:
     """Compare each strategy with `reference` (a label without its budget), for each metric that has items."""
     sql = files("kvfrontier.analysis").joinpath("paired.sql").read_text()
-    exact = exactness(connection)
+    exact, read = exactness(connection), readings(connection)
     found = []
     for metric in metrics:
         if reference == FULL and metric in TO_THE_FULL_CACHE:
             continue
         asked = connection.sql(sql, params={"metric": metric, "reference": reference})
-        rows = asked.to_arrow_table().to_pylist()
+        rows = [row | {"given": _is_given(row, metric, exact, read)} for row in asked.to_arrow_table().to_pylist()]
         groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in rows:
             key = tuple(row[name] for name in ("model", "engine_label", "device", "source", "workload_label"))
             groups.setdefault(key, []).append(row)
         for key, members in groups.items():
             together, apart = ([row for row in members if (row["phase"] is None) == whole] for whole in (True, False))
-            (lines, least), (by_phase, least_apart) = (
-                _tested(rows, metric, exact, alpha) for rows in (together, apart)
-            )
+            (lines, least), (by_phase, least_apart) = (_tested(rows, metric, alpha) for rows in (together, apart))
             found.append(Paired(*key, metric, reference, lines, by_phase, least, least_apart))
     return found
 
@@ -168,14 +157,15 @@ def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels)
 
 
-def _tested(rows: list[dict[str, Any]], metric: str, exact: dict[str, str], alpha: float) -> tuple[list[Line], int]:
+def _is_given(row: dict[str, Any], metric: str, exact: dict[str, str], read: set[tuple[str, str]]) -> bool:
+    """Whether both must answer as the full cache does: what was asked saw every token that either ever read."""
+    return (row["workload_label"], metric) in read and {row["strategy_label"], row["reference_label"]} <= set(exact)
+
+
+def _tested(rows: list[dict[str, Any]], metric: str, alpha: float) -> tuple[list[Line], int]:
     """Lines with their corrected p, and how many clusters must change before one can be told."""
-    is_share, ps = METRICS[metric].kind == "proportion", []
-    for row in rows:
-        row["given"] = metric in ASKED_IN_A_READING and all(
-            row[name] in exact for name in ("strategy_label", "reference_label")
-        )
-        ps.append(float("nan") if row["given"] else sign_flips(row["sums"]))
+    is_share = METRICS[metric].kind == "proportion"
+    ps = [float("nan") if row["given"] else sign_flips(row["sums"]) for row in rows]
     corrected = holm(ps)
     least = needed(alpha, sum(not row["given"] for row in rows))
     lines = []

@@ -17,7 +17,7 @@ HOW_TO_READ = (
     "Corrected: for all lines of the table (Holm); below 0.05 it is called better or worse.",
     "Not told apart does not mean equal: the interval, of that line alone, says what is still possible. Items of one "
     "conversation or document rise and fall together, so it is those that count as evidence: `15 of 5` are 15 items "
-    "of 5. `+2 -1` under a place: gained and lost there.",
+    "of 5 (a document of a task is one, however many seeds ask it). `+2 -1` under a place: gained and lost there.",
     "Equal by construction: the question is read without a decode step, and the strategy keeps every token for that.",
 )
 

@@ -10,7 +10,9 @@ from kvfrontier.analysis.frontier import Group, Row
 from kvfrontier.analysis.labels import shorter
 from kvfrontier.units import format_bytes, format_seconds
 
-HEADER = ("strategy", "budget", "device KV", "of full", "retention", "KL nat", "top-1", "tokens/s", "TTFT")
+HEADER = (
+    "strategy", "budget", "device KV", "of full", "retention", "as full", "acc", "KL nat", "top-1", "tokens/s", "TTFT",
+)  # fmt: skip
 TIERS = ("strategy", "budget", "device KV", "host KV", "file KV", "all KV", "all of full")
 BYTES_COUNTED = (
     "Device KV: keys, values and the strategy's bookkeeping on the device (a GPU's memory; on a CPU it is the same "
@@ -22,10 +24,22 @@ MARK = "*"
 NONE = "-"
 """There can be no such value; one that was not measured is empty."""
 GIVEN = "="
-"""After a retention that is the full cache's by construction."""
-MOST_ROWS = 40
-PURPOSES = ("retention", "fidelity", "speed")
-"""In the order in which choice.sql looks for KV bytes."""
+"""After a quality that is the full cache's by construction."""
+MOST_ROWS, MOST_TASKS = 40, 8
+EXPLAINED = {
+    "retention": "retention equals the full cache's by construction. Forced choice reads the question and the "
+    "alternatives without a decode step, and these strategies keep every token for such a reading: what their decode "
+    "steps lose is seen in the divergence (KL, top-1) alone.",
+    "as_full": "answers to tasks equal the full cache's by construction, since they are compared by their likelihood "
+    "and read without a decode step. With `feed: steps` they are measured.",
+}
+"""Of qualities that can be so by construction."""
+POOLED = (
+    "As full: documents answered as with the full cache, with a 95 % Wilson interval; acc: answered right. Both are of "
+    "the documents of all tasks as one sample; a configuration that lacks one of the tasks has neither."
+)
+PURPOSES = ("retention", "tasks", "fidelity", "speed")
+"""In the order in which settings.sql looks for KV bytes, and choice.sql for a quality to set them against."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +75,8 @@ def choice_table(group: Group) -> TextTable:
     members = (
         group.rows if len(group.rows) <= MOST_ROWS else [row for row in group.rows if _stands_out(row)][:MOST_ROWS]
     )
-    given = [row["strategy_label"] for row in by_construction(group)]
-    rows = [_cells(row, row["strategy_label"] in given) for row in _named(group, members)]
+    given = {quality: [row["strategy_label"] for row in by_construction(group, quality)] for quality in EXPLAINED}
+    rows = [_cells(row, given) for row in _named(group, members)]
     left_out = len(group.rows) - len(members)
     return _filled(HEADER, rows, f"{left_out} more configurations are in the database." if left_out else "")
 
@@ -94,14 +108,11 @@ def _filled(header: tuple[str, ...], rows: list[list[str]], note: str) -> TextTa
 
 def remarks(group: Group) -> list[str]:
     """What must be known of the numbers before one is chosen."""
-    given = list(dict.fromkeys(row["series"] for row in by_construction(group)))
-    if not given:
-        return []
-    return [
-        f"{GIVEN} {', '.join(given)}: retention equals the full cache's by construction. Forced choice reads the "
-        "question and the alternatives without a decode step, and these strategies keep every token for such a "
-        "reading: what their decode steps lose is seen in the divergence (KL, top-1) alone."
-    ]
+    said = [POOLED] if any(row["as_full"] is not None for row in group.rows) else []
+    for quality, explained in EXPLAINED.items():
+        given = list(dict.fromkeys(row["series"] for row in by_construction(group, quality)))
+        said += [f"{GIVEN} {', '.join(given)}: {explained}"] if given else []
+    return said
 
 
 def title(group: Group) -> str:
@@ -112,14 +123,14 @@ def title(group: Group) -> str:
 
 def settings(group: Group) -> list[tuple[str, str]]:
     """Purpose and workload of each kind of number in the table, and which of them the KV bytes are from."""
-    known = [purpose for purpose in PURPOSES if purpose in group.settings]
-    lines = [(purpose, _describe(group.settings[purpose])) for purpose in known]
-    return [(purpose, text + "; KV bytes are from here" * (not number)) for number, (purpose, text) in enumerate(lines)]
+    shown = [(purpose, group.settings[purpose]) for purpose in PURPOSES if purpose in group.settings]
+    return [(purpose, _describe(setting) + _bytes_from(setting)) for purpose, setting in shown]
 
 
 def _describe(setting: Row) -> str:
     """`batch 4, 1,024 tokens of context, 32 tokens out (2 more settings in the store)`."""
     parts = [
+        _pooled(setting["tasks"], setting["documents"]) if setting["tasks"] else "",
         f"batch {setting['batch_size']}" if setting["batch_size"] else "",
         f"{setting['context_tokens']:,} tokens of context" if setting["context_tokens"] else "",
         f"{setting['output_tokens']:,} tokens out" if setting["output_tokens"] else "",
@@ -127,6 +138,17 @@ def _describe(setting: Row) -> str:
     more = setting["others"]
     others = f" ({more} more setting{'s' * (more > 1)} in the store)" if more else ""
     return (", ".join(part for part in parts if part) or setting["workload_label"]) + others
+
+
+def _bytes_from(setting: Row) -> str:
+    from_here = "; KV bytes are from here" + ", means over them" * (setting["workloads"] > 1)
+    return from_here * setting["gives_bytes"]
+
+
+def _pooled(tasks: list[str], documents: int) -> str:
+    """`96 documents of arc_easy, boolq, pooled`."""
+    more = [f"{len(tasks) - MOST_TASKS} more tasks"] if len(tasks) > MOST_TASKS else []
+    return f"{documents:,} documents of {', '.join([*tasks[:MOST_TASKS], *more])}" + ", pooled" * (len(tasks) > 1)
 
 
 def _stands_out(row: Row) -> bool:
@@ -151,21 +173,27 @@ def _tiers(row: Row) -> list[str]:
     ]
 
 
-def _cells(row: Row, is_given: bool) -> list[str]:
-    retention = _text(row["retention"], "{:.0%}".format)
-    if row["retention_low"] is not None:
-        retention += f" [{100 * row['retention_low']:.0f}-{100 * row['retention_high']:.0f}]"
+def _cells(row: Row, given: dict[str, list[str]]) -> list[str]:
     return [
         row["series"],
         _text(row["budget"], "{:g}".format),
         _text(row["device_bytes"], format_bytes, row["leads_device"]),
         _text(row["device_share"], "{:.0%}".format),
-        retention + GIVEN * is_given,
+        _share(row, "retention", given),
+        _share(row, "as_full", given),
+        _text(row["acc"], "{:.0%}".format),
         _text(row["kl"], "{:.3f}".format),
         _text(row["top1"], "{:.0%}".format),
         _text(row["tokens_per_s"], "{:.3g}".format, row["leads_throughput"]),
         _text(row["ttft_s"], format_seconds, row["leads_ttft"]),
     ]
+
+
+def _share(row: Row, quality: str, given: dict[str, list[str]]) -> str:
+    """`53% [30-75]`, marked where it is so by construction."""
+    text, low, high = _text(row[quality], "{:.0%}".format), row[f"{quality}_low"], row[f"{quality}_high"]
+    text += "" if low is None else f" [{100 * low:.0f}-{100 * high:.0f}]"
+    return text + GIVEN * (row["strategy_label"] in given[quality])
 
 
 def _text(value: float | None, show: Any, is_marked: bool = False) -> str:

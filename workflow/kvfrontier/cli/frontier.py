@@ -19,7 +19,7 @@ COLUMNS, STRATEGY_CHARS = 100, 34
 @click.command("frontier")
 @click.argument("campaign", required=False)
 def command(campaign: str | None) -> None:
-    """Strategies side by side: memory, retention, fidelity, speed, and which are not dominated."""
+    """Strategies side by side: memory, retention, answers to tasks, fidelity, speed, and which are not dominated."""
     from kvfrontier.analysis.frontier import compare, count_by_status
     from kvfrontier.analysis.side_by_side import side_by_side
     from kvfrontier.cli._campaign import estimator, results_of
@@ -41,19 +41,22 @@ def command(campaign: str | None) -> None:
 
 
 def render(group: Group) -> str:
-    """Title, settings, table, guard rail and hints of one group; fits 100 columns."""
+    """Title, settings, table, guard rail and hints of one group; fits 120 columns where names are not long."""
     from kvfrontier.analysis.choice import hints
     from kvfrontier.analysis.table import BYTES_COUNTED, MARK, choice_table, remarks, settings, tiers_table, title
     from kvfrontier.cli._table import text_table
 
     lines = [title(group)]
-    lines += [f"  {purpose}: {text}" for purpose, text in settings(group)]
+    for purpose, text in settings(group):
+        lines += wrap(f"{purpose}: {text}", COLUMNS, initial_indent="  ", subsequent_indent="    ")
     table = choice_table(group)
     lines += [f"  {line}" for line in text_table(table.header, table.rows, widest=STRATEGY_CHARS).splitlines()]
     if table.note:
         lines.append(f"  {table.note}")
     if any(cell.endswith(MARK) for row in table.rows for cell in row):
-        lines.append("  * on the frontier: no other line is as good both in retention (else KL) and in this column")
+        lines.append(
+            "  * on the frontier: no other line is as good both in it and in retention (else as full, else KL)"
+        )
     if tiers := tiers_table(group):
         lines += ["  Where the bytes lie:"]
         lines += [f"  {line}" for line in text_table(tiers.header, tiers.rows, widest=STRATEGY_CHARS).splitlines()]

@@ -52,11 +52,11 @@ COMMENT ON COLUMN metrics.kind IS 'value (t interval) or proportion (Wilson inte
 COMMENT ON COLUMN metrics.role IS 'quality or cost where it takes part in frontiers';
 COMMENT ON COLUMN metrics.meaning IS 'One line';
 
-COMMENT ON TABLE summary IS 'Statistics of each cell, metric and phase. n counts repeats of timed work (the requests of a repeat are averaged first), else requests, else turns; layers and heads are averaged; of a proportion every item counts';
+COMMENT ON TABLE summary IS 'Statistics of each cell, metric and phase. n counts repeats of timed work (the requests of a repeat are averaged first), else requests, else turns; layers and heads are averaged; of a proportion every item counts, but a document of lm_eval once';
 COMMENT ON COLUMN summary.cell_id IS 'Cell';
 COMMENT ON COLUMN summary.metric IS 'Metric';
 COMMENT ON COLUMN summary.phase IS 'Phase';
-COMMENT ON COLUMN summary.n IS 'Independent observations';
+COMMENT ON COLUMN summary.n IS 'Independent observations; of lm_eval documents, whatever seeds drew them';
 COMMENT ON COLUMN summary.mean IS 'Mean';
 COMMENT ON COLUMN summary.median IS 'Median';
 COMMENT ON COLUMN summary.sd IS 'Sample standard deviation';
@@ -83,7 +83,7 @@ COMMENT ON COLUMN configurations.output_tokens IS 'Tokens generated a request';
 COMMENT ON COLUMN configurations.source IS 'measured, or model (a simulator or formula, never drawn as measured)';
 COMMENT ON COLUMN configurations.metric IS 'See the table metrics';
 COMMENT ON COLUMN configurations.phase IS 'prefill, decode, ...; NULL where it does not apply';
-COMMENT ON COLUMN configurations.n IS 'Independent observations';
+COMMENT ON COLUMN configurations.n IS 'Independent observations; of lm_eval documents, whatever seeds drew them';
 COMMENT ON COLUMN configurations.mean IS 'Mean';
 COMMENT ON COLUMN configurations.sd IS 'Sample standard deviation';
 COMMENT ON COLUMN configurations.ci_low IS 'Lower end of the 95 % interval (t, or Wilson for proportions); NULL for one value';

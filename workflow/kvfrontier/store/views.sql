@@ -60,21 +60,27 @@ LEFT JOIN metrics ON metrics.metric = raw.m.metric;
 
 -- One observation. Timed work is one a repeat (requests of a batch are not independent), else one a request, else one a
 -- turn; what is finer (layers, heads, turns of a request) is averaged first. Of a proportion every item is one.
+-- document: the request, where no repeat is.
 CREATE TEMP TABLE observations_by_phase AS
 SELECT cell_id, metric, phase, 'value' AS kind, coalesce(repeat, request, turn, 0) AS unit,
-  avg(value) AS value, bool_or(repeat IS NOT NULL) AS is_repeat
+  CASE WHEN repeat IS NULL THEN request END AS document, avg(value) AS value, bool_or(repeat IS NOT NULL) AS is_repeat
 FROM measurements WHERE metric NOT IN (SELECT metric FROM metrics WHERE kind = 'proportion') AND value IS NOT NULL
 GROUP BY ALL
 UNION ALL
-SELECT cell_id, metric, phase, 'proportion', 0, value, false
+SELECT cell_id, metric, phase, 'proportion', 0, request, value, false
 FROM measurements WHERE metric IN (SELECT metric FROM metrics WHERE kind = 'proportion') AND value IS NOT NULL;
 
--- The phases of a quality are settings of its items (the depth of a fact): phase NULL is all of them together.
+-- The phases of a quality are settings of its items (the depth of a fact): phase NULL is all of them together. Those of
+-- exact_match are ways to read one answer off: phase NULL is their mean.
 CREATE TEMP VIEW observations AS
 FROM observations_by_phase
 UNION ALL
 SELECT * REPLACE (NULL AS phase) FROM observations_by_phase
-WHERE phase IS NOT NULL AND metric IN (SELECT metric FROM metrics WHERE role = 'quality' OR kind = 'proportion');
+WHERE phase IS NOT NULL AND metric <> 'exact_match'
+  AND metric IN (SELECT metric FROM metrics WHERE role = 'quality' OR kind = 'proportion')
+UNION ALL
+SELECT cell_id, metric, NULL, kind, unit, document, avg(value), is_repeat
+FROM observations_by_phase WHERE phase IS NOT NULL AND metric = 'exact_match' GROUP BY ALL;
 
 CREATE MACRO interval_low(kind, mean, sd, n) AS
   CASE WHEN kind = 'proportion' THEN wilson_low(mean, n) ELSE mean - t_half_width(sd, n) END;
@@ -90,13 +96,24 @@ FROM (SELECT cell_id, metric, phase, kind, count(*) AS n, avg(value) AS mean, me
       FROM observations GROUP BY ALL) o
 LEFT JOIN metrics USING (metric);
 
+-- Documents of lm_eval are numbered in the data set: one that several seeds drew is one observation. All else is drawn
+-- anew by each seed.
+CREATE TEMP TABLE documents AS
+SELECT model, engine_label, device, strategy_label, workload_label, source, metric, phase, count(DISTINCT document) AS documents
+FROM observations JOIN cells USING (cell_id)
+WHERE status = 'ok' AND workload = 'lm_eval' AND document IS NOT NULL GROUP BY ALL;
+
 -- The same statistics with the seeds of one configuration pooled: what charts and frontiers show.
 CREATE TABLE configurations AS
 SELECT o.* EXCLUDE (sd), sd, interval_low(kind, mean, sd, n) AS ci_low, interval_high(kind, mean, sd, n) AS ci_high
-FROM (SELECT model, engine, engine_label, device, strategy, strategy_label, budget, workload, workload_label, task,
-        batch_size, context_tokens, output_tokens, source, metric, phase, kind,
-        count(DISTINCT cell_id) AS cells, count(*) AS n, avg(value) AS mean, stddev_samp(value) AS sd
-      FROM observations JOIN cells USING (cell_id) WHERE status = 'ok' GROUP BY ALL) o;
+FROM (SELECT pooled.* REPLACE (coalesce(documents, n) AS n)
+      FROM (SELECT model, engine, engine_label, device, strategy, strategy_label, budget, workload, workload_label, task,
+              batch_size, context_tokens, output_tokens, source, metric, phase, kind,
+              count(DISTINCT cell_id) AS cells, count(*) AS n, avg(value) AS mean, stddev_samp(value) AS sd
+            FROM observations JOIN cells USING (cell_id) WHERE status = 'ok' GROUP BY ALL) pooled
+      LEFT JOIN documents d ON (d.model, d.engine_label, d.device, d.strategy_label, d.workload_label, d.source, d.metric)
+          = (pooled.model, pooled.engine_label, pooled.device, pooled.strategy_label, pooled.workload_label, pooled.source,
+             pooled.metric) AND d.phase IS NOT DISTINCT FROM pooled.phase) o;
 
 -- Bytes that the cache holds, at the phase where they are most: in all tiers (`kv_bytes`) and in each of them. On the
 -- device lie keys and values, the strategy's bookkeeping, and at most what decode steps bring there of two layers, where
