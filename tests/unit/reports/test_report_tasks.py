@@ -159,11 +159,9 @@ def test_the_full_cache_has_skill_where_it_is_above_guessing_and_the_most_freque
 
 def test_each_score_of_a_task_has_a_line_and_seeds_are_one_sample(tmp_path):
     normed = [Measurement("acc_norm", 0.0, request=number) for number in range(8)]
-    floor = {"guess_accuracy": 0.25, "majority_accuracy": 0.25}
-    measured = {
-        asked(FULL, seed=0): answers("+" * 8, **floor) + normed,
-        asked(FULL, seed=1): answers("+" * 8, **floor) + normed,
-    }
+    first = answers("+" * 8, guess_accuracy=0.25, majority_accuracy=0.25) + normed
+    others = [one if one.request is None else one._replace(request=one.request + 8) for one in first]
+    measured = {asked(FULL, seed=0): first, asked(FULL, seed=1): others}
     with published(tmp_path, measured) as connection:
         rows = list(shown(full_cache(connection)))
     assert [(row["score"], row["documents"], row["full cache"], row["verdict"]) for row in rows] == [
