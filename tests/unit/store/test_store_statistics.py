@@ -131,18 +131,6 @@ def test_a_document_that_several_seeds_draw_is_one_observation(tmp_path, workloa
         assert {n for (n,) in connection.sql("SELECT n FROM summary WHERE metric = 'acc'").fetchall()} == {12}
 
 
-def test_ways_to_read_an_answer_off_do_not_make_more_documents(tmp_path):
-    values = [
-        Measurement("exact_match", float(way == "flexible" and request < 3), way, request=request)
-        for way in ("strict", "flexible")
-        for request in range(6)
-    ]
-    with published(tmp_path, Component("lm_eval", (("task", "gsm8k"),)), {0: values}) as connection:
-        for table in ("summary", "configurations"):
-            found = connection.sql(f"SELECT phase, n, mean FROM {table} ORDER BY phase NULLS FIRST").fetchall()
-            assert found == [(None, 6, 0.25), ("flexible", 6, 0.5), ("strict", 6, 0.0)]
-
-
 def test_requests_of_one_queue_are_one_observation(tmp_path):
     """They are late together: what is drawn anew is the repeat."""
     in_time = ((1, 1, 1, 1), (1, 0, 1, 0), (1, 1, 1, 0))

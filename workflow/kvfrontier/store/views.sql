@@ -70,17 +70,12 @@ UNION ALL
 SELECT cell_id, metric, phase, 'proportion', 0, request, value, false
 FROM measurements WHERE metric IN (SELECT metric FROM metrics WHERE kind = 'proportion') AND value IS NOT NULL;
 
--- The phases of a quality are settings of its items (the depth of a fact): phase NULL is all of them together. Those of
--- exact_match are ways to read one answer off: phase NULL is their mean.
+-- The phases of a quality are settings of its items (the depth of a fact): phase NULL is all of them together.
 CREATE TEMP VIEW observations AS
 FROM observations_by_phase
 UNION ALL
 SELECT * REPLACE (NULL AS phase) FROM observations_by_phase
-WHERE phase IS NOT NULL AND metric <> 'exact_match'
-  AND metric IN (SELECT metric FROM metrics WHERE role = 'quality' OR kind = 'proportion')
-UNION ALL
-SELECT cell_id, metric, NULL, kind, unit, document, avg(value), is_repeat
-FROM observations_by_phase WHERE phase IS NOT NULL AND metric = 'exact_match' GROUP BY ALL;
+WHERE phase IS NOT NULL AND metric IN (SELECT metric FROM metrics WHERE role = 'quality' OR kind = 'proportion');
 
 CREATE MACRO interval_low(kind, mean, sd, n) AS
   CASE WHEN kind = 'proportion' THEN wilson_low(mean, n) ELSE mean - t_half_width(sd, n) END;
