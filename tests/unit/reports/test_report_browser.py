@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ def test_every_chart_is_drawn_without_network_or_console_message(chromium, tmp_p
 @pytest.mark.browser
 def test_markup_in_names_never_runs(chromium, tmp_path):
     evil = "</script><script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
-    folder = write_campaign(tmp_path / "results", models=(evil,), evil_reason=evil)
+    folder = write_campaign(
+        tmp_path / "results", models=(evil,), evil_reason=evil, more=(replace(BASELINE, model=evil),)
+    )
     build_database(folder)
     dom, console = browse(chromium, write_report(folder), tmp_path / "profile")
     assert not console
