@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvfrontier.plan.project import kvfrontier_cache
 
@@ -22,3 +25,21 @@ def prepare_process(threads: int) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # What it learns of a model's class by a process of its own, a minute's work.
     os.environ.setdefault("VLLM_CACHE_ROOT", str(kvfrontier_cache() / "vllm"))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's collector of cycles while modules are imported and an engine is made: it would walk, again and
+    again, what stays anyway, for a quarter of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def freeze_once() -> None:
+    """vLLM's own calls of the collector then pass over what was imported. Once: of a second engine they must find what
+    the first one left."""
+    if not gc.get_freeze_count():
+        gc.freeze()

@@ -143,16 +143,18 @@ class VLLM(Engine):
 
     def load(self, model: Model, device: Device) -> VLLMSession:
         """Start vLLM on the model; raises Unsupported where a cache of that type writes garbage."""
-        from kvfrontier.engines._vllm_process import prepare_process
+        from kvfrontier.engines._vllm_process import freeze_once, prepare_process, uncollected
 
         prepare_process(self.threads)  # before torch and vllm are imported
-        from kvfrontier.engines._device import verify_device
-        from kvfrontier.engines._vllm_probe import believed
-        from kvfrontier.engines._vllm_session import VLLMSession
-        from kvfrontier.models.loader import locate
+        with uncollected():
+            from kvfrontier.engines._device import verify_device
+            from kvfrontier.engines._vllm_probe import believed
+            from kvfrontier.engines._vllm_session import VLLMSession
+            from kvfrontier.models.loader import locate
 
-        verify_device(device)
-        self.check_device(device)
-        folder = locate(model)
-        agreement = believed(self, model, device, folder)
-        return VLLMSession(self, model, device, folder, agreement)
+            freeze_once()
+            verify_device(device)
+            self.check_device(device)
+            folder = locate(model)
+            agreement = believed(self, model, device, folder)
+            return VLLMSession(self, model, device, folder, agreement)
