@@ -3,7 +3,9 @@
 `python two_nodes.py FOLDER` prints the address and ends with its standard input; a line on that kills the second node.
 """
 
+import os
 import sys
+from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
@@ -11,6 +13,9 @@ NODE = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20}
 
 
 def main() -> None:
+    # Ray notes the address in its default folder and fails where no Ray has ever made that.
+    os.environ["RAY_TMPDIR"] = sys.argv[1]
+    Path(sys.argv[1], "ray").mkdir()
     cluster = Cluster(
         initialize_head=True, head_node_args={**NODE, "temp_dir": sys.argv[1], "include_dashboard": False}
     )
