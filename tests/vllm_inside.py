@@ -20,6 +20,7 @@ from kvfrontier.models.loader import locate
 from kvfrontier.plan.catalog import load_devices, load_models
 from kvfrontier.plan.project import Project
 from kvfrontier.registry import STRATEGIES, WORKLOADS
+from kvfrontier.run.worker import held_bytes
 from vllm_shared import (
     ARRIVALS,
     CHATS,
@@ -39,6 +40,8 @@ BLOCK = 32
 PROJECT = Project.find()
 MODEL_ENTRY, CPU = load_models(PROJECT)[MODEL], load_devices(PROJECT)["cpu"]
 Facts = dict[str, Any]
+HELD: list[int] = []
+"""Bytes that the process holds after each engine."""
 
 
 @contextmanager
@@ -49,6 +52,7 @@ def running(**settings: Any) -> Iterator[Any]:
         yield session
     finally:
         session.close()
+        HELD.append(held_bytes())
 
 
 def told(session: Any, generation: Generation) -> Facts:
@@ -202,11 +206,13 @@ def main() -> None:
         too_long = refusal(lambda: session.generate(FULL, [[1] * 6000], 2))
         tell("refusals", {"steps": steps, "evicting": evicting, "too_long": too_long})
         tell("serving", serving(session))
-    for ask in (settings, plain, whole, tight, prefixes, disk, windows, types):  # the last one may well end the process
+    for ask in (settings, plain, whole, tight, prefixes, disk, windows):
         tell(ask.__name__, ask())
+    tell("held", HELD)
+    tell("types", types())  # which may well end the process
 
 
-def tell(name: str, facts: Facts) -> None:
+def tell(name: str, facts: Facts | list[int]) -> None:
     """One line, whole or not at all."""
     sys.stdout.write(f"{MARK}{json.dumps([name, facts])}\n")
     sys.stdout.flush()

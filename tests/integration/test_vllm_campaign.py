@@ -45,24 +45,36 @@ def test_a_campaign_shows_both_engines_in_one_frontier(vllm_environment, tmp_pat
     }  # fmt: skip
 
 
-class BothEngines(Workspace):
-    """The packaged model on our engine and on vLLM: `speed` on both, `fidelity` where there are logits."""
+def test_settings_share_a_process_and_one_that_does_not_start_spoils_no_other(vllm_environment, tmp_path):
+    space = PackagedModel(tmp_path)
+    small = {"name": "vllm", "block_size": BLOCK, "kv_cache_memory_bytes": 2**28}
+    no_room = {"name": "vllm", "num_gpu_blocks_override": 2, "max_model_len": 512}
+    space.campaign({
+        "model": ["smollm2-135m"],
+        "engine": [{**small, "max_num_batched_tokens": [64, 256]}, no_room],
+        "workload": [{"name": "speed", "text": "generated", "context_tokens": 96, "output_tokens": 6, "repeats": 2}],
+        "seed": [0, 1, 2],
+    })  # fmt: skip
+    told = space.measure()
+    (shard,) = space.index().shards
+    assert shard.engine == "vllm, 3 settings"
+    rows = space.query("FROM cells")
+    failed = [row for row in rows if row["engine_num_gpu_blocks_override"] == 2]
+    assert len(rows) == 9 and len(failed) == 3, told
+    assert {row["status"] for row in rows if row not in failed} == {"ok"}, told
+    assert {(row["status"], row["reason_phase"]) for row in failed} == {("error", "load")}
+    assert sum("2 cells tried" in row["reason"] for row in failed) == 1, "the third one was not tried"
+    log = (space.results / "logs" / "measure" / f"{shard.name}.log").read_text()
+    assert log.count("worker 0 is up") in (2, 3), "one more for each failure, but for one at the end"
+
+
+class PackagedModel(Workspace):
+    """Campaigns of the packaged model, run by single commands."""
 
     def __init__(self, root):
         super().__init__(root)
         for name in ("models.yaml", "data.yaml"):
             shutil.copy(CHECKOUT / "config" / name, root / "config" / name)
-        small = {"text": "generated", "context_tokens": 96}
-        self.campaign({
-            "model": ["smollm2-135m"],
-            "engine": ["torch", {"name": "vllm", "block_size": BLOCK}],
-            "strategy": ["full", {"name": "streaming_llm", "budget": 0.5}],
-            "workload": [
-                {"name": "speed", **small, "output_tokens": 6, "batch_size": 2, "repeats": 2},
-                {"name": "fidelity", **small, "continuation_tokens": 4, "documents": 2},
-                {"name": "arrivals", **small, "output_tokens": 4, "requests": 3, "request_rate": 4, "repeats": 1},
-            ],
-        })  # fmt: skip
 
     def measure(self):
         """Plan, measure and publish; what was said."""
@@ -74,3 +86,21 @@ class BothEngines(Workspace):
         """Rows as dicts."""
         with duckdb.connect(self.results / "trial.duckdb", read_only=True) as connection:
             return connection.sql(sql).to_arrow_table().to_pylist()
+
+
+class BothEngines(PackagedModel):
+    """The packaged model on our engine and on vLLM: `speed` on both, `fidelity` where there are logits."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        small = {"text": "generated", "context_tokens": 96}
+        self.campaign({
+            "model": ["smollm2-135m"],
+            "engine": ["torch", {"name": "vllm", "block_size": BLOCK}],
+            "strategy": ["full", {"name": "streaming_llm", "budget": 0.5}],
+            "workload": [
+                {"name": "speed", **small, "output_tokens": 6, "batch_size": 2, "repeats": 2},
+                {"name": "fidelity", **small, "continuation_tokens": 4, "documents": 2},
+                {"name": "arrivals", **small, "output_tokens": 4, "requests": 3, "request_rate": 4, "repeats": 1},
+            ],
+        })  # fmt: skip

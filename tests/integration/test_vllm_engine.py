@@ -99,6 +99,13 @@ def test_steps_that_vllm_refuses_are_those_that_the_plan_refuses(facts):
         assert "max_num_batched_tokens (" in complaint, asked
 
 
+def test_a_closed_engine_gives_its_memory_back(facts):
+    held = of(facts, "held")
+    assert len(held) > 5
+    growth = max(held) - held[0]
+    assert growth < 2**27, f"half a pool, a quarter of the weights; MiB: {[round(size / 2**20) for size in held]}"
+
+
 def test_a_connector_is_given_what_it_reads(facts):
     given = {name: told["kv_connector_extra_config"] for name, told in of(facts, "settings")["connectors"].items()}
     assert {name for name, own in given.items() if own} == {"OffloadingConnector", "SimpleCPUOffloadConnector"}

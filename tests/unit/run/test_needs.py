@@ -62,6 +62,15 @@ def test_what_an_engine_reserves_is_asked_for_too(ask, monkeypatch):
     assert ask().resources()["mem_mb"] == pytest.approx(asked + SHAPE["layers"] * 1000, abs=1)
 
 
+def test_of_several_settings_the_one_that_reserves_most_counts(ask, monkeypatch):
+    pool = {"sdpa": 10**9, "eager": 3 * 10**9, "chunked": 2 * 10**9}
+    monkeypatch.setattr(ENGINES.get("torch"), "reloadable", lambda self, device: {"prefill"})
+    asked = ask({**CELLS, "engine": ["torch"]}).resources()["mem_mb"]
+    monkeypatch.setattr(ENGINES.get("torch"), "host_bytes", lambda self, *_: pool[self.prefill])
+    several = {**CELLS, "engine": [{"name": "torch", "prefill": list(pool)}]}
+    assert ask(several).resources()["mem_mb"] == pytest.approx(asked + 3000, abs=1)
+
+
 def test_a_gpu_job_asks_for_one_gpu_a_worker_of_the_devices_kind(ask):
     asked = ask(device={**GPU, "slurm": {"gpu_model": "h100", "partition": "fast"}}, shard={"workers": 3}).resources()
     assert (asked["gpu"], asked["gpu_model"], asked["slurm_partition"]) == (3, "h100", "fast")

@@ -1,17 +1,21 @@
 """The schedule with a pool that is a script: order, timeouts, deaths, recycling, giving up."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
 from kvfrontier.errors import Unavailable
 from kvfrontier.run import schedule as scheduling
 from kvfrontier.run.bundle import BUNDLE_S, MAX_BUNDLE, QUICK_S
+from kvfrontier.run.loading import LOAD_FAILURES
 from kvfrontier.run.schedule import Died, Schedule, Up
 from kvfrontier.run.worker import Report, Task
 
 
 def a_task(name: str, attempt: int = 1) -> Task:
-    return Task(SimpleNamespace(fingerprint=name, cell_id=name), attempt)
+    """`name` may say of which engine: `large:c1`."""
+    cell = SimpleNamespace(engine=name.rpartition(":")[0])
+    return Task(SimpleNamespace(fingerprint=name, cell_id=name, cell=cell), attempt)
 
 
 class ScriptedPool:
@@ -108,6 +112,18 @@ def test_the_order_is_shuffled_and_the_same_for_one_seed():
     assert first.ran == second.ran and [name for name, _ in first.ran] != names
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_cells_of_one_setting_of_the_engine_run_in_a_row_both_shuffled(kind):
+    names = [f"{engine}:c{index}" for index in range(20) for engine in ("small", "large", "huge")]
+    pool = ScriptedPool()
+    run(pool, **{kind: names}, workers=1)
+    ran = [name for name, _ in pool.ran]
+    assert sorted(ran) == sorted(names) and ran != sorted(ran)
+    engines = [name.partition(":")[0] for name in ran]
+    assert len(list(itertools.groupby(engines))) == 3, "each is loaded once"
+    assert ran[:20] != [name for name in names if name.startswith(engines[0])], "in the order of the campaign"
+
+
 def test_a_cell_whose_worker_dies_is_tried_once_more_and_then_an_error():
     pool = ScriptedPool(a=[Died("killed")], b=[Died("killed"), Died("killed")], c=[Died("x"), Died("x", is_oom=True)])
     kept, done = run(pool, shared="abcd")
@@ -140,8 +156,18 @@ def test_when_the_model_cannot_be_loaded_the_other_cells_do_not_try():
     failed = Report("error", "no such folder", "load", "OSError", recycle="after error")
     pool = ScriptedPool(**{f"c{index}": [failed] for index in range(10)})
     kept, done = run(pool, shared=[f"c{index}" for index in range(10)], workers=1)
-    assert len(pool.ran) == scheduling.LOAD_FAILURES and len(done) == 10
+    assert len(pool.ran) == LOAD_FAILURES and len(done) == 10
     assert {(status, name) for _, status, name in kept} == {("error", "OSError")}
+
+
+def test_a_setting_that_cannot_be_loaded_takes_no_other_with_it():
+    failed = Report("error", "no room", "load", "ValueError", recycle="after error")
+    names = [f"{engine}:c{index}" for index in range(6) for engine in ("small", "large", "huge")]
+    pool = ScriptedPool(**{name: [failed] for name in names if name.startswith("large")})
+    kept, done = run(pool, shared=names, workers=1)
+    tried = [name for name, _ in pool.ran if name.startswith("large")]
+    assert len(tried) == LOAD_FAILURES and len(kept) == 6 - LOAD_FAILURES
+    assert sorted(done) == sorted((name, "error" if name.startswith("large") else "ok") for name in names)
 
 
 def test_what_no_cell_is_to_blame_for_stops_the_shard():
@@ -268,4 +294,4 @@ def test_cells_that_a_worker_did_not_get_to_run_later_and_none_after_giving_up()
     failed = Report("error", "no such folder", "load", "OSError", recycle="after error")
     pool = quick_pool(**{name: [failed] for name in NAMES})
     kept, done = run(pool, shared=NAMES, workers=1)
-    assert len(done) == len(NAMES) and len(kept) == len(NAMES) - scheduling.LOAD_FAILURES
+    assert len(done) == len(NAMES) and len(kept) == len(NAMES) - LOAD_FAILURES

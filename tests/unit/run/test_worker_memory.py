@@ -11,6 +11,7 @@ from statistics import median
 import pytest
 from kvfrontier.metrics import METRICS
 from kvfrontier.plan.build import instantiate
+from kvfrontier.run import worker as working
 from kvfrontier.run.worker import give_back, held_bytes
 from tiny import random_prompts
 from tiny_project import SPEED, TinyProject
@@ -87,6 +88,15 @@ def test_ten_cells_in_a_row_leave_no_memory_behind(tiny):
     # Single cells may end in between two of the C library's own moves: higher at the end, or lower at the beginning.
     growth = min(held[-3:]) - median(held[:3])
     assert growth < GROWTH_BYTES, f"MiB: {[round(size / 2**20, 1) for size in held]}"
+
+
+def test_a_worker_is_replaced_when_memory_grows_but_not_for_an_engine_that_takes_more(tiny, monkeypatch):
+    cells = tiny.cells(SPEED, engine={"name": "torch", "prefill": ["sdpa", "eager"]}, seed=[0, 1])
+    held = iter([1, 1, 1, 4, 4, 7, 7])  # GiB, at each look
+    monkeypatch.setattr(working, "held_bytes", lambda: next(held) * 2**30)
+    worker = tiny.worker()
+    told = [tiny.run(worker, cell)[0] for cell in cells]
+    assert [report.recycle for report in told] == ["", "", "", "3.0 GiB more memory than after the first cell"]
 
 
 def test_a_worker_is_replaced_after_an_error(tiny, monkeypatch):

@@ -14,6 +14,7 @@ from vllm import LLMEngine
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
 from kvfrontier.engines._greedy import Readings
+from kvfrontier.engines._memory import give_back_heap
 from kvfrontier.engines._vllm_blocks import BlockWatch, Step
 from kvfrontier.engines._vllm_scheduling import answer, come_at_once
 from kvfrontier.engines._vllm_settings import engine_args, load_tokenizer
@@ -124,6 +125,7 @@ class VLLMSession(Session):
             self._engine.engine_core.shutdown()
         self._engine = self._watch = None
         cleanup_dist_env_and_memory()
+        give_back_heap()  # else the next engine's peak has what this one freed
         if self._disk:
             self._disk.remove()
 

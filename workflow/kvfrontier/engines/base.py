@@ -167,6 +167,11 @@ class Engine(ABC):
         """`environment`; an engine may have one for each kind of device."""
         return self.environment
 
+    def reloadable(self, device: Device) -> frozenset[str]:
+        """Parameters that may change from one engine of a process to the next, where a process costs far more than an
+        engine in it. Cells that differ in these alone share a shard; those of one setting still run in a row."""
+        return frozenset()
+
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         """Raise Unsupported for what this engine cannot do; called when the plan is made."""
 

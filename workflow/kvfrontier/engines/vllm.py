@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 
 WIDEST_ELEMENT_BYTES = 4
+RELOADABLE = frozenset({
+    "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_model_len", "max_num_seqs",
+    "max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching", "allow_prefix_hits",
+})  # fmt: skip
+"""Of the scheduler and the pool, which are each engine's own. Threads and a connector's state are the process's."""
 
 
 @engine("vllm")
@@ -118,6 +123,10 @@ class VLLM(Engine):
     def environment_on(self, device: Device) -> str:
         """`vllm-cpu` or `vllm-cuda`: two builds of one package."""
         return f"vllm-{device.kind}"
+
+    def reloadable(self, device: Device) -> frozenset[str]:
+        """On CPUs, where a closed engine gives its memory back; nobody has looked on a GPU."""
+        return RELOADABLE if device.kind == "cpu" else frozenset()
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:
         """Raise Unsupported for strategies that act on single tokens, which vLLM's cache does not know, and for

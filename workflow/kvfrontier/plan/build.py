@@ -31,7 +31,7 @@ def build_plan(project: Project, campaign: Campaign, code: CodeBase | None = Non
     fingerprints = Fingerprints(campaign, code or CodeBase.installed(), ignore)
     cells = list(_planned_cells(campaign, grid, feasibility, fingerprints))
     feasibility.require_runnable(cells)
-    shards = make_shards(cells, campaign.max_cells)
+    shards = make_shards(cells, campaign.max_cells, lambda engine, device: _process(engine, campaign.devices[device]))
     engines, workloads = (_used(campaign, grid, section) for section in ("engine", "workload"))
     devices = [campaign.devices[option.label] for option in _used(campaign, grid, "device")]
     return Plan(
@@ -60,6 +60,12 @@ def instantiate(cell: Cell) -> tuple[Any, Any, Any]:
 @lru_cache(maxsize=4096)
 def _plugin(kind: str, component: Component) -> Any:
     return REGISTRIES[kind].get(component.name)(**dict(component.params))
+
+
+def _process(engine: Component, device: Device) -> Component:
+    """An engine with those settings alone that a process cannot change."""
+    changes = _plugin("engine", engine).reloadable(device)
+    return Component(engine.name, tuple((name, value) for name, value in engine.params if name not in changes))
 
 
 def _planned_cells(

@@ -38,7 +38,10 @@ class PlannedCell:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Cells of one model, engine, device: one Snakemake job. `digest` says what is in it, the name ends with it."""
+    """Cells of one model, device and engine, in settings that one process can have: one Snakemake job.
+
+    `digest` says what is in it, the name ends with it.
+    """
 
     name: str
     model: str

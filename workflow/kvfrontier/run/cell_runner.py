@@ -52,6 +52,11 @@ class Sessions:
             self._session, self._key = engine.load(model, device), key
         return self._session
 
+    @property
+    def loaded(self) -> tuple | None:
+        """Model, engine and device of the open session; None: there is none."""
+        return self._key
+
     def forget(self) -> None:
         """Let go of what workloads remembered between cells."""
         if self._session is not None:

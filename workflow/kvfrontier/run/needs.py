@@ -7,14 +7,14 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvfrontier.errors import KVFrontierError
 from kvfrontier.plan.believed import read_plan
@@ -53,7 +53,17 @@ SITE = ("slurm_partition", "constraint", "slurm_extra", "max_runtime")
 MEETINGS = "running"
 """Folder of a campaign in which the nodes of one job find each other."""
 
+_SHARDS = """
+SELECT shard, list(cell ORDER BY cell), max(tokens) FROM (
+  SELECT shard, min(cell) AS cell,
+    max(coalesce(batch_size, 1) * (coalesce(context_tokens, 0) + coalesce(output_tokens, 0))) AS tokens
+  FROM planned GROUP BY shard, cell::JSON->'engine')
+GROUP BY shard
+"""
+"""Of each shard, a cell of every setting of its engine, and tokens of the largest cell."""
+
 Resource = int | str | None
+Catalogs = tuple[Models, Mapping[str, Device]]
 
 
 @dataclass(frozen=True)
@@ -147,27 +157,21 @@ class Needs:
 
     def _work_out(self, shard: str | None) -> dict[str, Need]:
         project = Project.find()
-        models, devices = load_models(project), load_devices(project)
+        catalogs = load_models(project), load_devices(project)
         columns = [name for name in PLAN.names if name != "parts"]
         plan = read_plan(self.index.campaign_dir, columns, shard)
         seconds = self._open_seconds(plan, project) if self.is_main else {}
-        tokens = pc.multiply(
-            pc.fill_null(plan["batch_size"], 1),
-            pc.add(pc.fill_null(plan["context_tokens"], 0), pc.fill_null(plan["output_tokens"], 0)),
-        )
-        shards = plan.select(["shard", "cell"]).append_column("tokens", tokens).group_by("shard", use_threads=False)
-        rows = shards.aggregate([("cell", "first"), ("tokens", "max")]).to_pylist()
-        return {
-            row["shard"]: self._need(row["cell_first"], row["tokens_max"], models, devices, seconds.get(row["shard"]))
-            for row in rows
-        }
+        with duckdb.connect() as connection:
+            connection.register("planned", plan)
+            shards = connection.execute(_SHARDS).fetchall()
+        return {shard: self._need(*row, catalogs, seconds.get(shard)) for shard, *row in shards}
 
-    def _need(
-        self, text: str, tokens: int, models: Models, devices: Mapping[str, Device], seconds: list[float] | None
-    ) -> Need:
-        """text: a cell of the shard as JSON. seconds: see `_open_seconds`."""
-        cell = Cell.from_dict(json.loads(text))
-        engine, _, _ = instantiate(cell)
+    def _need(self, texts: Sequence[str], tokens: int, catalogs: Catalogs, seconds: list[float] | None) -> Need:
+        """texts: cells of the shard as JSON, one for each setting of the engine. seconds: see `_open_seconds`."""
+        cells = [Cell.from_dict(json.loads(text)) for text in texts]
+        engines = [instantiate(cell)[0] for cell in cells]
+        cell, engine = cells[0], engines[0]
+        models, devices = catalogs
         device, nodes = devices[cell.device], self.index.nodes
         is_measured = engine.source == "measured"
         is_cuda = is_measured and device.kind == "cuda"
@@ -175,7 +179,8 @@ class Needs:
         here = math.ceil(workers / nodes)
         each = WORKER_BYTES + is_cuda * CUDA_BYTES
         if is_measured:
-            each += _bytes(models, cell.model, tokens) + _reserved(models, engine, cell, device)
+            each += _bytes(models, cell.model, tokens)
+            each += max(_reserved(models, engine, cell, device) for engine in engines)
         runtime_s = None
         if seconds is not None:
             shared_s, alone_s = seconds

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.run.bundle import MAX_BUNDLE, Bundler
+from kvfrontier.run.loading import LOAD_FAILURES, Loads, engine_of, mixed
 from kvfrontier.run.worker import Report, Task
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,6 @@ MAX_LOSSES = 5
 """So often a cell is run again because the node under it was lost, which is none of its doing."""
 MAX_DEATHS_IN_A_ROW = 8
 """So many dead workers and not one cell between them: it is the machine, and the shard stops."""
-LOAD_FAILURES = 2
-"""So many failed loads and not one cell run: the model cannot be loaded, and the other cells need not find out."""
 
 
 class Died(Exception):
@@ -93,18 +92,17 @@ class Schedule:
     _deaths: set[str] = field(default_factory=set)
     _losses: Counter[str] = field(default_factory=Counter)
     _deaths_in_a_row: int = 0
-    _load_failures: int = 0
-    _has_loaded: bool = False
+    _loads: Loads = field(default_factory=Loads)
 
     def run(self, shared: Sequence[Task], exclusive: Sequence[Task], seed: int) -> None:
-        """Run every task: `shared` ones over all workers, then `exclusive` ones alone on the machine, both shuffled.
+        """Run every task: `shared` ones over all workers, then `exclusive` ones alone on the machine, both `mixed`.
 
-        Timed cells see no other cell of this shard; the shuffle keeps drifts of the machine out of the comparisons.
+        Timed cells see no other cell of this shard.
         """
         order = random.Random(seed)
         for tasks, workers, most in ((shared, self.workers, MAX_BUNDLE), (exclusive, 1, 1)):
             self._bundler = Bundler(most)
-            self._queue = deque(order.sample(list(tasks), len(tasks)))
+            self._queue = deque(mixed(tasks, order))
             if self._queue:
                 self._have_workers(min(workers, len(self._queue)))
                 self._drain()
@@ -176,20 +174,19 @@ class Schedule:
             raise Unavailable(report.fatal)
         self._deaths_in_a_row = 0
         self.done(task, report)
-        if report.phase == "load" and report.status in ("error", "oom"):
-            self._load_failures += 1
-        else:
-            self._has_loaded = True
-        if self._load_failures >= LOAD_FAILURES and not self._has_loaded:
-            self._give_up(report)
-        elif report.recycle:
+        if self._loads.are_hopeless(task, report):
+            self._give_up(task, report)
+        if report.recycle:
             logger.info("worker %d is replaced before its next cell: %s", worker, report.recycle)
             self._worn.add(worker)
 
-    def _give_up(self, report: Report) -> None:
+    def _give_up(self, failed: Task, report: Report) -> None:
+        """Of the cells with the same setting of the engine; those of another one may fare better."""
         reason = f"the model could not be loaded ({LOAD_FAILURES} cells tried): {report.reason}"
-        while self._queue:
-            self._write(self._queue.popleft(), report.status, reason, report.reason_class, "load")
+        same = [task for task in self._queue if engine_of(task) == engine_of(failed)]
+        self._queue = deque(task for task in self._queue if engine_of(task) != engine_of(failed))
+        for task in same:
+            self._write(task, report.status, reason, report.reason_class, "load")
 
     def _died(self, worker: int, tasks: Sequence[Task], death: Died) -> None:
         """Try the cell once more, in case it was the machine and not the cell."""

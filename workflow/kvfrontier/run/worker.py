@@ -61,7 +61,7 @@ class EngineWorker:
     def __init__(self, project: Project, campaign_dir: Path, group: str):
         self._campaign_dir, self._group = campaign_dir, group
         self._sessions = Sessions(project)
-        self._baseline_bytes: int | None = None
+        self._baseline: tuple[tuple | None, int] | None = None  # what was loaded, and bytes held after its first cell
 
     def run_bundle(self, tasks: Sequence[Task], concurrent_cells: int) -> list[Report]:
         """Run cells and store their rows; reports on the first of them, where it had to end or took `BUNDLE_S`."""
@@ -95,14 +95,17 @@ class EngineWorker:
         return Report(row["status"], *why, wall_s=row["wall_s"], recycle=recycle, detail=detail)
 
     def _leak(self) -> str:
-        """Empty, or by how much memory has grown since the first cell although everything was let go of."""
-        if self._baseline_bytes is None:
-            self._baseline_bytes = held_bytes()
-        if held_bytes() - self._baseline_bytes < MEMORY_GROWTH_BYTES:
+        """Empty, or by how much memory has grown since what is loaded ran its first cell, although everything was let
+        go of."""
+        loaded = self._sessions.loaded
+        if self._baseline is None or self._baseline[0] != loaded:
+            self._baseline = loaded, held_bytes()
+        baseline_bytes = self._baseline[1]
+        if held_bytes() - baseline_bytes < MEMORY_GROWTH_BYTES:
             return ""
         self._sessions.forget()
         give_back()
-        growth = held_bytes() - self._baseline_bytes
+        growth = held_bytes() - baseline_bytes
         return f"{format_bytes(growth)} more memory than after the first cell" if growth > MEMORY_GROWTH_BYTES else ""
 
 
