@@ -4,8 +4,10 @@
 a  full-cache decode against transformers' generate (goal at 2,048 tokens: 1.2 times as fast)
 b  exact H2O prefill against the full cache's (goal: at most 1.4 times the time and 1.05 times the peak memory)
 c  decode at 8,192 tokens, batch 8, H2O at budget 0.3 against our own full cache (goal: 1.8 times as fast)
+l  decode at 256 tokens with the products of few rows that a loaded model has on a CPU, against torch's own (no goal)
 
-A model of SmolLM2-135M's shape with random weights, float32, one thread. Prints `name=value` lines.
+A model of SmolLM2-135M's shape with random weights, float32, one thread (l: two threads, too). a to c are about the
+cache alone: both sides have torch's own products. Prints `name=value` lines.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import time
 import torch
 from kvfrontier.engines._memory import PeakMemory
 from kvfrontier.engines._torch_session import TorchSession
+from kvfrontier.models.few_rows import FewRows
 from kvfrontier.registry import STRATEGIES
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
@@ -175,13 +178,37 @@ def bench_budget(model: PreTrainedModel, tokens: int, batch: int, steps: int, ro
     report(f"decode_{tokens}_batch{batch}_h2o_speedup", statistics.median(ratios))
 
 
+def bench_rows(model: PreTrainedModel, steps: int, rounds: int) -> None:
+    """(l) Seconds a decode step, the two sides taking turns with the same cache."""
+    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for batch in (1, 2, 3, 4, 8):
+            times: dict[type, list[float]] = {torch.nn.Linear: [], FewRows: []}
+            sequences = filled(model, "full", 256, batch, (steps + 1) * rounds * len(times))
+            for _ in range(rounds):
+                for kind, taken in times.items():
+                    for layer in layers:
+                        layer.__class__ = kind
+                    sequences.decode([5] * batch)
+                    start = time.perf_counter()
+                    for _ in range(steps):
+                        sequences.decode([5] * batch)
+                    taken.append((time.perf_counter() - start) / steps)
+            ratios = [few / plain for plain, few in zip(*times.values(), strict=True)]
+            report(f"rows_threads{threads}_batch{batch}_time_ratio", statistics.median(ratios))
+    torch.set_num_threads(1)
+    for layer in layers:
+        layer.__class__ = torch.nn.Linear
+
+
 def main() -> None:
     """Parse the command line and run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help="short contexts, few rounds: does it run, roughly how fast"
     )
-    parser.add_argument("--parts", default="abc", help="which parts to run (default: abc)")
+    parser.add_argument("--parts", default="abcl", help="which parts to run (default: all)")
     parser.add_argument("--tokens", type=int, nargs="+", help="context lengths of part b (default: 2048 4096 8192)")
     parser.add_argument("--peak", nargs=2, metavar=("SETTING", "TOKENS"), help="internal: one prefill's peak memory")
     arguments = parser.parse_args()
@@ -200,6 +227,8 @@ def main() -> None:
             bench_prefill(model, tokens, settings, rounds=2 if quick else 3)
     if "c" in arguments.parts:
         bench_budget(model, 2048 if quick else 8192, batch=8, steps=4 if quick else 10, rounds=3 if quick else 5)
+    if "l" in arguments.parts:
+        bench_rows(model, steps=4 if quick else 10, rounds=3 if quick else 5)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kvfrontier.errors import KVFrontierError, Unavailable
 from kvfrontier.models.convert import _complete_config, converted_folder
+from kvfrontier.models.few_rows import FewRows
 from kvfrontier.models.loader import ensure, load_model, locate
 from kvfrontier.plan.device import Device
 from kvfrontier.plan.model import Model, ModelSpec
@@ -36,6 +37,7 @@ def test_a_folder_loads_with_its_tokenizer_and_the_asked_attention(folder):
     assert model.dtype == torch.float32 and not model.training
     assert tokenizer("abc").input_ids == toy_tokenizer()("abc").input_ids
     torch.testing.assert_close(model.lm_head.weight, tiny_llama().lm_head.weight)
+    assert type(model.lm_head) is type(model.model.layers[0].mlp.up_proj) is FewRows
 
 
 def test_another_dtype_is_cast(folder):

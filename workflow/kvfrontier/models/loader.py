@@ -61,6 +61,8 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from kvfrontier.models.few_rows import speed_up_few_rows
+
     folder = locate(model)
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):
@@ -80,6 +82,7 @@ def load_model(
         )
     require_all_weights(model.name, found)
     verify_shape(loaded.config.get_text_config(), model.spec)
+    speed_up_few_rows(loaded)
     return loaded.eval().requires_grad_(False), tokenizer
 
 
