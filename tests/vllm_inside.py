@@ -199,8 +199,15 @@ def settings() -> Facts:
     }  # fmt: skip
 
 
+def peak(session: Any) -> float:
+    """Resident bytes of this process at most, of a batch whose like was answered before."""
+    prompts = same_prompts(session.tokenizer)
+    return [batch(session, prompts)["memory"]["process_peak_bytes decode"] for _ in range(2)][-1]
+
+
 def main() -> None:
     with running() as session:
+        first = peak(session)
         steps = refusal(lambda: session.open(FULL))
         evicting = refusal(lambda: session.generate(STRATEGIES.get("streaming_llm")(), [[1, 2, 3]], 2))
         too_long = refusal(lambda: session.generate(FULL, [[1] * 6000], 2))
@@ -209,10 +216,12 @@ def main() -> None:
     for ask in (settings, plain, whole, tight, prefixes, disk, windows):
         tell(ask.__name__, ask())
     tell("held", HELD)
+    with running() as session:
+        tell("peaks", [first, peak(session)])
     tell("types", types())  # which may well end the process
 
 
-def tell(name: str, facts: Facts | list[int]) -> None:
+def tell(name: str, facts: Facts | list[Any]) -> None:
     """One line, whole or not at all."""
     sys.stdout.write(f"{MARK}{json.dumps([name, facts])}\n")
     sys.stdout.flush()

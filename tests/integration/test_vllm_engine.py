@@ -106,6 +106,11 @@ def test_a_closed_engine_gives_its_memory_back(facts):
     assert growth < 2**27, f"half a pool, a quarter of the weights; MiB: {[round(size / 2**20) for size in held]}"
 
 
+def test_a_settings_peak_is_nearly_the_same_in_a_process_that_had_others(facts):
+    first, later = of(facts, "peaks")
+    assert abs(later / first - 1) < 0.07, f"MB: {first / 1e6:.0f} of the first engine, {later / 1e6:.0f} of the last"
+
+
 def test_a_connector_is_given_what_it_reads(facts):
     given = {name: told["kv_connector_extra_config"] for name, told in of(facts, "settings")["connectors"].items()}
     assert {name for name, own in given.items() if own} == {"OffloadingConnector", "SimpleCPUOffloadConnector"}

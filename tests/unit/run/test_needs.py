@@ -3,13 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+from kvfrontier.errors import Unsupported
 from kvfrontier.plan.disk import prepare, read_shard
 from kvfrontier.plan.model import Model, ModelSpec
 from kvfrontier.plan.project import Project
 from kvfrontier.registry import ENGINES
 from kvfrontier.run import needs as needing
 from kvfrontier.run.estimate import Estimate
-from kvfrontier.run.needs import NOTHING, Needs, _weight_bytes, site_of
+from kvfrontier.run.needs import LOAD_S, NOTHING, Needs, _weight_bytes, site_of
 from kvfrontier.run.outcome import outcome_row
 from kvfrontier.store.rows import write_row
 from workspace import SHAPE, Workspace
@@ -69,6 +70,27 @@ def test_of_several_settings_the_one_that_reserves_most_counts(ask, monkeypatch)
     monkeypatch.setattr(ENGINES.get("torch"), "host_bytes", lambda self, *_: pool[self.prefill])
     several = {**CELLS, "engine": [{"name": "torch", "prefill": list(pool)}]}
     assert ask(several).resources()["mem_mb"] == pytest.approx(asked + 3000, abs=1)
+
+
+def test_what_will_not_run_takes_no_memory(ask, monkeypatch):
+    def refuse(self, strategy, spec):
+        if self.prefill == "eager":
+            raise Unsupported("not here")
+
+    monkeypatch.setattr(ENGINES.get("torch"), "reloadable", lambda self, device: {"prefill"})
+    monkeypatch.setattr(ENGINES.get("torch"), "host_bytes", lambda self, *_: 10**12 * (self.prefill == "eager"))
+    asked = ask({**CELLS, "engine": ["torch"]}).resources()["mem_mb"]
+    monkeypatch.setattr(ENGINES.get("torch"), "check", refuse)
+    several = {**CELLS, "engine": [{"name": "torch", "prefill": ["sdpa", "eager"]}]}
+    assert ask(several).resources()["mem_mb"] == asked
+
+
+def test_each_setting_of_the_engine_is_given_time_to_load(ask, monkeypatch):
+    one = ask({**CELLS, "engine": ["torch"]}).resources()["runtime"]
+    monkeypatch.setattr(ENGINES.get("torch"), "reloadable", lambda self, device: {"chunk_tokens"})
+    monkeypatch.setattr(needing, "estimates", lambda plan, folder, project: [Estimate(100.0, "model")] * len(plan))
+    ten = {**CELLS, "engine": [{"name": "torch", "prefill": "chunked", "chunk_tokens": list(range(100, 1100, 100))}]}
+    assert ask(ten).resources()["runtime"] == one + 9 * LOAD_S / 60
 
 
 def test_a_gpu_job_asks_for_one_gpu_a_worker_of_the_devices_kind(ask):

@@ -170,6 +170,33 @@ def test_a_setting_that_cannot_be_loaded_takes_no_other_with_it():
     assert sorted(done) == sorted((name, "error" if name.startswith("large") else "ok") for name in names)
 
 
+SETTINGS = ("small", "large", "huge")
+
+
+def settings_of_which_one(name, ends):
+    """Six cells of each of three settings, and a pool in which those of one end their workers."""
+    names = [f"{engine}:c{index}" for index in range(6) for engine in SETTINGS]
+    return names, ScriptedPool(**{cell: [ends] * 2 for cell in names if cell.startswith(name)})
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+def test_a_setting_that_no_worker_survives_lets_the_others_finish(name, kind):
+    names, pool = settings_of_which_one(name, Died("segmentation fault"))
+    with pytest.raises(Unavailable, match="8 workers died"):
+        run(pool, **{kind: names}, workers=1)
+    assert {cell for cell, _ in pool.ran if not cell.startswith(name)} == {
+        cell for cell in names if not cell.startswith(name)
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_hangs_lets_the_others_go_first(name):
+    names, pool = settings_of_which_one(name, None)
+    kept, done = run(pool, exclusive=names, timeout_s=0.0001)
+    assert {cell for cell, _ in done[-5:]} < {cell for cell, *_ in kept} and len(kept) == 6, "all but the first"
+
+
 def test_what_no_cell_is_to_blame_for_stops_the_shard():
     with pytest.raises(Unavailable, match="disk is full"):
         run(ScriptedPool(a=[Report("ok", fatal="the disk is full")]), shared="ab")

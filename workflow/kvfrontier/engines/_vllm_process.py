@@ -39,7 +39,7 @@ def uncollected() -> Iterator[None]:
 
 
 def freeze_once() -> None:
-    """vLLM's own calls of the collector then pass over what was imported. Once: of a second engine they must find what
-    the first one left."""
+    """vLLM's own calls of the collector then pass over what was imported. Once while an engine lives: closing it thaws
+    everything and collects, and the next one freezes anew."""
     if not gc.get_freeze_count():
         gc.freeze()

@@ -63,6 +63,7 @@ class VLLMSession(Session):
             failing.pop_all()
         self.spec = self._spec_of(model)
         self._watch = BlockWatch(self._engine.engine_core.engine_core.scheduler, engine.tensor_parallel_size)
+        give_back_heap()  # what loading freed: more of it in a second engine than in the first, at the same setting
 
     def open(self, strategy: Strategy) -> Sequences:
         """vLLM decides itself what a step is."""
@@ -125,7 +126,7 @@ class VLLMSession(Session):
             self._engine.engine_core.shutdown()
         self._engine = self._watch = None
         cleanup_dist_env_and_memory()
-        give_back_heap()  # else the next engine's peak has what this one freed
+        give_back_heap()
         if self._disk:
             self._disk.remove()
 

@@ -169,7 +169,8 @@ class Engine(ABC):
 
     def reloadable(self, device: Device) -> frozenset[str]:
         """Parameters that may change from one engine of a process to the next, where a process costs far more than an
-        engine in it. Cells that differ in these alone share a shard; those of one setting still run in a row."""
+        engine in it. Cells that differ in these alone share a shard; those of one setting still run in a row. What a
+        worker takes of its machine (`threads`, `gpus`) and its environment are the shard's, so never among them."""
         return frozenset()
 
     def check(self, strategy: Strategy, spec: ModelSpec) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sessions:
-    """The one model that this process holds. A shard shares it, so it is loaded once."""
+    """The one model that this process holds. A shard shares it, so each setting of the engine loads it once."""
 
     project: Project
     _key: tuple | None = None

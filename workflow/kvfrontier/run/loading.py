@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -26,6 +26,12 @@ def mixed(tasks: Sequence[Task], order: random.Random) -> list[Task]:
     for task in order.sample(list(tasks), len(tasks)):
         engines.setdefault(engine_of(task), []).append(task)
     return list(chain.from_iterable(engines.values()))
+
+
+def others_first(queue: Iterable[Task], lost: Task) -> deque[Task]:
+    """The queue after a cell that cost its worker. The next one has to load anyway, and it may be the setting of the
+    engine that no worker survives: cells of the others must not wait for it."""
+    return deque(sorted(queue, key=lambda task: engine_of(task) == engine_of(lost)))
 
 
 @dataclass

@@ -43,6 +43,8 @@ DRIVER_BYTES, WORKER_BYTES, CUDA_BYTES = 2 * 10**9, 2 * 10**9, 6 * 10**9
 """Driver and Ray's own processes; a worker's libraries and activations; what CUDA adds to it on the host."""
 START_S = 300.0
 """Ray, the libraries and the model, from a slow file system."""
+LOAD_S = 60.0
+"""The model once more, for another setting of the engine: from the system's file cache."""
 LEAST_S = 600.0
 MARGIN = 1.5
 MEMORY_GROWTH, TIME_GROWTH = 1.5, 2.0
@@ -57,10 +59,11 @@ _SHARDS = """
 SELECT shard, list(cell ORDER BY cell), max(tokens) FROM (
   SELECT shard, min(cell) AS cell,
     max(coalesce(batch_size, 1) * (coalesce(context_tokens, 0) + coalesce(output_tokens, 0))) AS tokens
-  FROM planned GROUP BY shard, cell::JSON->'engine')
+  FROM planned WHERE status IS NULL OR shard NOT IN (SELECT shard FROM planned WHERE status IS NULL)
+  GROUP BY shard, cell::JSON->'engine')
 GROUP BY shard
 """
-"""Of each shard, a cell of every setting of its engine, and tokens of the largest cell."""
+"""Of each shard, a cell of every setting of its engine, and tokens of the largest; of cells that run, if any does."""
 
 Resource = int | str | None
 Catalogs = tuple[Models, Mapping[str, Device]]
@@ -184,7 +187,8 @@ class Needs:
         runtime_s = None
         if seconds is not None:
             shared_s, alone_s = seconds
-            runtime_s = max(LEAST_S, START_S + MARGIN * (shared_s / workers + alone_s) + self.index.timeout_s)
+            start_s = START_S + LOAD_S * (len(engines) - 1)
+            runtime_s = max(LEAST_S, start_s + MARGIN * (shared_s / workers + alone_s) + self.index.timeout_s)
         return Need(
             device=device,
             workers=workers,

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from kvfrontier.errors import Unavailable
 from kvfrontier.run.bundle import MAX_BUNDLE, Bundler
-from kvfrontier.run.loading import LOAD_FAILURES, Loads, engine_of, mixed
+from kvfrontier.run.loading import LOAD_FAILURES, Loads, engine_of, mixed, others_first
 from kvfrontier.run.worker import Report, Task
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Schedule:
             self._queue.appendleft(task)
             return
         status, name = ("oom", "WorkerOutOfMemory") if death.is_oom else ("error", "WorkerDied")
-        self._write(task, status, f"the worker died twice while running this cell: {death}", name, "run")
+        self._lose(task, status, f"the worker died twice while running this cell: {death}", name)
 
     def _alone(self, tasks: Sequence[Task]) -> Task | None:
         """The one cell that a worker was lost with; those of a bundle are put back."""
@@ -235,7 +235,11 @@ class Schedule:
             self._idle.append(worker)
             self._worn.add(worker)
             if task := self._alone(tasks):
-                self._write(task, "timeout", f"took longer than {self.timeout_s:g} s", "Timeout", "run")
+                self._lose(task, "timeout", f"took longer than {self.timeout_s:g} s", "Timeout")
+
+    def _lose(self, task: Task, status: str, reason: str, reason_class: str) -> None:
+        self._write(task, status, reason, reason_class, "run")
+        self._queue = others_first(self._queue, task)
 
     def _write(self, task: Task, status: str, reason: str, reason_class: str, phase: str) -> None:
         status = self.keep(task, status, reason, reason_class, phase)
