@@ -108,7 +108,8 @@ def test_a_closed_engine_gives_its_memory_back(facts):
 
 def test_a_settings_peak_is_nearly_the_same_in_a_process_that_had_others(facts):
     first, later = of(facts, "peaks")
-    assert abs(later / first - 1) < 0.07, f"MB: {first / 1e6:.0f} of the first engine, {later / 1e6:.0f} of the last"
+    # Modules that others needed stay, and some of the heap; a pool that stayed would be 14 %.
+    assert abs(later / first - 1) < 0.1, f"MB: {first / 1e6:.0f} of the first engine, {later / 1e6:.0f} of the last"
 
 
 def test_a_connector_is_given_what_it_reads(facts):
