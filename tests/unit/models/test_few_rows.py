@@ -11,6 +11,12 @@ from torch import nn
 WIDE = MOST_ENTRIES + 1
 
 
+@pytest.fixture(autouse=True)
+def as_with_mkl(monkeypatch):
+    """The values hold in any build."""
+    monkeypatch.setattr(few_rows.torch.backends.mkl, "is_available", lambda: True)
+
+
 def both(in_features: int, bias: bool, dtype: torch.dtype = torch.float32) -> tuple[nn.Linear, nn.Linear]:
     """A plain layer, and the same one turned."""
     torch.manual_seed(in_features)
